@@ -1,7 +1,7 @@
 """From the VirtualMachine objects of a store to the machines of this node, and back.
 
-- ``loop``: a queue of machines whose objects changed; ``reconciler``: one machine
-- ``objects``, ``machine_claims``: the objects, and the claims of machines
+- ``loop``: a queue of machines whose objects changed; ``situation``: what is known of one; ``steps``: what is done then
+- ``objects``, ``machine_claims``: the objects, and the claims of machines; ``claim_changes``: those in a machine
 - ``guest_reports``: what guests report; ``readiness``: what that means for their objects
 - ``restarts``: machines that ended; ``fencing``: what was taken away from this node
 - ``migrations``: machines that move between nodes while they run; ``migration_objects``: what the store has of that;
@@ -11,7 +11,7 @@
 
 from devalloc_node.vms.loop import LoopExecution, LoopSettings, VirtualMachineLoop
 from devalloc_node.vms.migrations import MigrationLoop
-from devalloc_node.vms.reconciler import MachineControls
 from devalloc_node.vms.service_machines import ServiceMachines
+from devalloc_node.vms.steps import MachineControls
 
 __all__ = ["LoopExecution", "LoopSettings", "MachineControls", "MigrationLoop", "ServiceMachines", "VirtualMachineLoop"]

@@ -38,7 +38,7 @@ from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.machine_claims import Claims
 from devalloc_node.vms.objects import retry_delay
-from devalloc_node.vms.reconciler import MachineControls, MachineReconciler
+from devalloc_node.vms.steps import MachineControls, MachineReconciler
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
+"""For one change, without the time that a guest has to power down."""
 Claims = Mapping[tuple[str, str], Object]
 """DeviceClaims by namespace and name."""
 

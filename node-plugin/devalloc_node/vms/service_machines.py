@@ -1,6 +1,6 @@
 """Scale machines that were created through the service, open their runners, and hold them to their rates.
 
-The reconciler does this for VirtualMachine objects. These machines have none, so what they were created as counts.
+The loop of VirtualMachine objects does this for those. These machines have none, so what they were created as counts.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ServiceMachines:
                 log.exception("cannot look at machine %s of the service", key)
         for key in self._cared_for - owners.keys():
             self._leave(key)
-        # An object has the name now, and the reconciler cares for that.
+        # An object has the name now, and its loop cares for that.
         self._cared_for -= {key for key, owner in owners.items() if owner}
         for key in self._problems.keys() - {key for key, owner in owners.items() if not owner}:
             del self._problems[key]

@@ -50,8 +50,8 @@ from devalloc_node.settings import MigrationSettings
 from devalloc_node.vms.migration_objects import offer_status, write_firmware_stored
 from devalloc_node.vms.migrations import MigrationLoop, _Move
 from devalloc_node.vms.objects import status_of
-from devalloc_node.vms.reconciler import with_numa_node
 from devalloc_node.vms.spec_changes import is_to_restart
+from devalloc_node.vms.steps import with_numa_node
 from tests.support.deadlines import soon
 from tests.support.machines import MIB, plugin, virtual_machine
 from tests.support.node_errors import raises

@@ -47,7 +47,7 @@ DIFFERENT = {
     ("warm/service.py", "_check_not_of_a_machine", "SetupInUse", "False"): (
         "test_warm::test_only_a_machine_of_the_node_gives_back_its_own",
     ),
-    ("vms/reconciler.py", "_take_up", "MachineRuns", "True"): (
+    ("vms/steps.py", "refuse_foreign", "MachineRuns", "True"): (
         "test_vms::test_a_machine_that_a_plugin_with_another_state_folder_started_is_not_started_again",
     ),
     ("vms/scaling.py", "scaled_machine", "GuestElsewhere", "True"): (

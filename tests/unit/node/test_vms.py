@@ -32,13 +32,15 @@ from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine.process import qemu_uuid
-from devalloc_node.machine.records import MachineAmounts
+from devalloc_node.machine.records import MachineAmounts, State
 from devalloc_node.machine.spec import RateLimits, spec_of
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
-from devalloc_node.vms import LoopExecution, LoopSettings, VirtualMachineLoop, objects, reconciler, start_refusals
+from devalloc_node.vms import LoopExecution, LoopSettings, VirtualMachineLoop, objects, start_refusals, steps
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare
 from devalloc_node.vms.objects import permitted_on
+from devalloc_node.vms.situation import read_situation
 from devalloc_node.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
+from devalloc_node.vms.steps import step_for
 from devalloc_solver import solve_manifests
 from tests.support.host_pools import host
 from tests.support.node_errors import raises
@@ -431,8 +433,9 @@ class TestStart:
                 assert isinstance(now, VirtualMachine)
                 assert not has_ended(now)
                 assert f"process {qemu.pid}, which a plugin with another state folder started" in status["message"]
+                there = read_situation(world.store, world.loop._operations, obj)
                 with raises(Denied, "MachineRuns", retryable=True):
-                    world.loop._keeper._take_up(world.store.get("VirtualMachine", "default", "web"), now)
+                    step_for(there.whose, there.state)(world.loop._keeper, there)
                 world.loop.leave_idle()
                 world.store.delete("VirtualMachine", "default", "web")
                 world.round(times=2)
@@ -516,10 +519,12 @@ class TestStart:
         world.round()
         assert world.status()["reason"] == "MachineExists"
         world.store.delete("VirtualMachine", "default", "web")
-        machines["default/web"] = replace(machines["default/web"], started=None)
+        machines["default/web"] = replace(machines["default/web"], state=State.UNREADABLE, started=None)
         world.round()
         assert world.exists("VirtualMachine", "web"), "a record that cannot be read may be of its machine"
-        machines["default/web"] = replace(machines["default/web"], started=spec_of(machine_of(vm("web"))))
+        machines["default/web"] = replace(
+            machines["default/web"], state=State.RUNNING, started=spec_of(machine_of(vm("web")))
+        )
         world.round()
         assert not world.exists("VirtualMachine", "web"), "nothing of it is here"
         assert machines["default/web"].runs
@@ -1251,7 +1256,7 @@ class TestLoop:
             full_round(world.loop)
             begun.append("default/other" in machines)
 
-        monkeypatch.setattr(reconciler, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        monkeypatch.setattr(steps, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
         world.round(times=2)
         assert begun == [True], "it counts as no worker"
 

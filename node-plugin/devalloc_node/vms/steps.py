@@ -1,4 +1,4 @@
-"""Reconcile one machine with its VirtualMachine object: start it, attach its claims, scale it, stop it, remove it."""
+"""What is done for a machine in each situation: start it, attach its claims, scale it, stop it, remove it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api import views
-from devalloc.api.decode import decode
-from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.machine_reservation import start_refusal
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity import host_pool_name
 from devalloc.scaling.health import ScalingReport
-from devalloc.store import NotFound, Object, Store
+from devalloc.store import Object, Store
 from devalloc_node.claims.store_grants import moved_here
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, NodeError
-from devalloc_node.machine.process import qemu_uuid
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.rates import is_limited, of_running
 from devalloc_node.machine.records import PAUSED_ON_REQUEST, STANDING, MachineAmounts, MachineView, State
 from devalloc_node.machine.resources import requested_in_spec
@@ -30,7 +26,8 @@ from devalloc_node.machine_service.operations import FIRMWARE_SECONDS, MachineOp
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.vms import fencing, objects
 from devalloc_node.vms import machine_claims as claimed
-from devalloc_node.vms.machine_claims import Claims
+from devalloc_node.vms.claim_changes import ClaimChanges
+from devalloc_node.vms.machine_claims import CALLER, WORK_SECONDS, Claims
 from devalloc_node.vms.objects import Outcome, retry_delay
 from devalloc_node.vms.readiness import ReportReader, finished_message, migratability, readiness
 from devalloc_node.vms.restarts import RestartBackoff
@@ -45,14 +42,12 @@ from devalloc_node.vms.scaling import (
     scaled_machine,
     scaling_reason,
 )
+from devalloc_node.vms.situation import Situation, Whose, is_unreserved, read_situation
 from devalloc_node.vms.spec_changes import is_to_restart, pending_changes, with_numa_node
 from devalloc_node.vms.start_refusals import GIVEN_BACK, HOST_FILES, SOON_SECONDS, Needs, StartRefusals, start_refused
 
 log = logging.getLogger(__name__)
 
-CALLER = "virtualmachine"
-WORK_SECONDS = 30.0
-"""For one change, without the time that a guest has to power down."""
 SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or refuses, is asked again later."""
 DISK_SECONDS = 0.3
@@ -75,6 +70,12 @@ class MachineControls:
     """Reads what guests report."""
 
 
+AGAIN = Outcome()
+"""A step was done: look again. It is compared by identity."""
+_MOST_STEPS = 8
+"""Steps of a machine in a row; who changes it so often has it looked at later."""
+
+
 class MachineReconciler:
     """Safe for threads that work on different machines."""
 
@@ -94,11 +95,9 @@ class MachineReconciler:
         controls = controls or MachineControls()
         self._scaling, self._runners, self._reports = controls.scaling, controls.runners, controls.reports
         self._aside = aside
+        self._claims = ClaimChanges(operations)
         self.device_changes = 0
         """How often devices of the host changed, were well again or there again."""
-        self._no_window: dict[tuple[str, str], tuple[tuple[str, frozenset[str]], Outcome]] = {}
-        """Claims (key of the machine, UID of the claim) for which a machine had no window: in which run, and beside
-        which other claims."""
 
     def scaling(self, key: str) -> ScalingReport | None:
         """The report about a machine that is scaled by its load; None for others."""
@@ -114,73 +113,108 @@ class MachineReconciler:
     def keep(self, obj: Object, claims_of: Callable[[Object], Claims]) -> Outcome | None:
         """Do what is to be done now, and write the status; None if the object does not belong to this node any more.
 
-        The object as the store has it now decides, with its claims (``claims_of``). What the loop has heard of a
-        machine may be older than its arrival on this node, and would end its guest. Raises NodeError, StoreError.
+        It does the step of the machine's situation (``STEPS``) and looks again, until nothing is left to do or
+        something is in the way. What the loop has heard of the object may be older than its arrival on this node, and
+        would end its guest. Raises NodeError, StoreError.
         """
-        here = self._operations.machines.get(objects.key_of(obj))
-        if here is not None and here.is_moving:  # MigrationLoop alone changes it, and knows whose it is
-            self.leave(objects.key_of(obj))
-            if (ready := readiness(_machine_of(obj), here, self._reports)) is not None:
-                objects.write_ready(self._store, obj, self._operations.node_name, here.id, ready)
-            return Outcome()
-        # Only now: it is written before its machine ceases to move.
-        now = objects.read_again(self._store, objects.KIND, objects.key_of(obj), obj["metadata"]["uid"])
-        if now is None:
-            return None
-        obj, decoded = now, decode(now)
-        vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
-        if vm is None or not vm.spec.running:
-            self.leave(objects.key_of(obj))
-        elif vm.spec.scaling is None and self._scaling is not None:
-            self._scaling.drop(objects.key_of(obj))
-        if objects.was_taken_away(obj, self._operations.node_name):  # its status is not this node's
-            fencing.settle_machine(self._store, self._operations, obj)  # the rest is as for any other object
-        try:
-            if not views.MachineView(obj).is_deleting and objects.must_leave(obj, self._operations.node_name):
-                self._leave_node(obj, vm)
-                return None
-            if views.MachineView(obj).is_deleting or views.MachineView(obj).node != self._operations.node_name:
-                self._undo(obj, vm)
-                return None
-            # One that an earlier run of the plugin refused waits for this node, which alone takes its refusal back.
-            waits = not start_refusal(obj) and objects.holder_of(obj) is None
-            if vm is not None and vm.spec.running and waits and self._is_unplaced(obj, vm):
-                return Outcome("NotPlaced", objects.why_not_admitted(obj))  # its status is the allocator's until then
-            held = objects.take_object(self._store, obj, self._operations.node_name)
-            if held is None:
-                holder = objects.holder_of(obj)  # who has the last word on its status
-                return Outcome("MachineElsewhere", f"it is still on node {holder}") if holder else None
-            obj = held  # with its new holder: only the run of an object that this node holds is looked for
-            self._take_up(obj, vm)
-            if vm is None:
-                problem = next((problem for problem in decoded.problems if problem.is_error), None)
-                outcome = Outcome("MachineInvalid", str(problem or "it is unreadable"))
-            elif vm.spec.running:
-                outcome = self._run(_with_reservation(vm, obj), obj, claims_of(obj))
-            else:
-                outcome = self._rest(obj, vm)
-        except NodeError as error:
-            outcome = Outcome(error.code, error.message, retry_delay(error))
-        return replace(outcome, written=self._tell(obj, vm, outcome))
+        for _ in range(_MOST_STEPS):
+            now = read_situation(self._store, self._operations, obj, claims_of)
+            if now.whose is Whose.MOVING or now.vm is None or not now.vm.spec.running:
+                self.leave(now.key)
+            elif now.vm.spec.scaling is None and self._scaling is not None:
+                self._scaling.drop(now.key)
+            try:
+                outcome = step_for(now.whose, now.state)(self, now)
+            except NodeError as error:
+                if now.whose in (Whose.MOVING, Whose.TAKEN):  # its status is not this node's
+                    raise
+                outcome = self._written(now, Outcome(error.code, error.message, retry_delay(error)))
+            if outcome is not AGAIN:
+                return outcome
+        raise Failed("MachineBusy", f"machine {objects.key_of(obj)} keeps changing; trying again")
 
-    # What the object wants.
+    def leave_idle(self, obj: Object) -> None:
+        """Let an object go that has no machine and no prepared claim on this node. Raises StoreError, NodeError."""
+        names = {(objects.namespace_of(obj), name) for name in views.MachineView(obj).claim_names}
+        held = ((one.record.ref.namespace, one.record.ref.name) for one in self._operations.claims.held())
+        if self._operations.machines.get(objects.key_of(obj)) is not None or names.intersection(held):
+            return
+        if read_situation(self._store, self._operations, obj).state is State.ABSENT:  # else what runs may be it
+            objects.release_object(self._store, obj, self._operations.node_name)
 
-    def _run(self, vm: VirtualMachine, held: Object, claims: Claims) -> Outcome:
-        """``held``: its object as it is now."""
-        key, uid = "/".join(vm.key), vm.metadata.uid or ""
-        moved = moved_here(held, self._operations.node_name)
-        refs, waits = claimed.ready_claims(vm, claims, self._operations.node_name, moved)
-        machine = self._own_machine(key, uid)
-        if machine is not None and is_to_restart(vm, machine):
-            machine = self._end_run(vm, held, machine)
-        lost = claimed.lost_claims(vm, moved, claims)
-        left = self._take_out([ref for ref in lost if self._is_left_in(ref, vm)], key, uid)
-        moved_refs = [one.record.ref for moved_uid in moved for one in self._operations.claims.held(moved_uid)]
-        left += self._mark([ref for ref in moved_refs if ref not in lost], claims)
-        if machine is None or not machine.runs or machine.is_paused:
-            if (obstacle := self._begin(vm, held, claims, refs, machine, waits)) is not None:
-                return obstacle
-            machine = self._operations.machine(key)
+    # Steps. They return AGAIN, or what is in the way, or None for an object that is not this node's.
+
+    def let_be(self, now: Situation) -> Outcome | None:
+        """Nothing: others care for it, or nothing is here."""
+        return None
+
+    def say_ready(self, now: Situation) -> Outcome | None:
+        """Say whether one that moves is ready; the rest is its migration's. Raises NodeError."""
+        if now.machine is not None and (ready := readiness(now.vm, now.machine, self._reports)) is not None:
+            objects.write_ready(self._store, now.obj, self._operations.node_name, now.machine.id, ready)
+        return Outcome()
+
+    def end_taken(self, now: Situation) -> Outcome | None:
+        """End at once what was taken away from this node. Raises NodeError."""
+        fencing.settle_machine(self._store, self._operations, now.obj)
+        return AGAIN
+
+    def await_room(self, now: Situation) -> Outcome | None:
+        """Say what it waits for; its status is the allocator's until then."""
+        return Outcome("NotPlaced", objects.why_not_admitted(now.obj))
+
+    def await_holder(self, now: Situation) -> Outcome | None:
+        """Say which node has the last word on its status."""
+        return Outcome("MachineElsewhere", f"it is still on node {objects.holder_of(now.obj)}")
+
+    def take(self, now: Situation) -> Outcome | None:
+        """Take the object: only the run of one that this node holds is looked for. Raises Failed."""
+        objects.take_object(self._store, now.obj, self._operations.node_name)
+        return AGAIN
+
+    def take_up(self, now: Situation) -> Outcome | None:
+        """Record its machine again after a journal was lost, or an older one restored: it runs without a record. Raises
+        Denied (``MachineRuns``) if that is another run than the one in the object's status."""
+        run = now.obj.get("status", {}).get("machineID", "")
+        vm = None if now.vm is None else with_numa_node(now.vm, now.obj)  # as it was started
+        self._operations.machines.take_up(now.key, vm, run, Deadline.after(WORK_SECONDS))
+        return AGAIN
+
+    def refuse_foreign(self, now: Situation) -> Outcome | None:
+        """Raise Denied (``MachineRuns``)."""
+        pid = now.obj["status"]["pid"]
+        raise Denied(
+            "MachineRuns",
+            f"machine {now.key} already runs as process {pid}, which a plugin with another state folder started; start "
+            f"the plugin with that folder (--state), or shut the guest down or end that process (kill {pid})",
+            retryable=True,
+        )
+
+    def say_invalid(self, now: Situation) -> Outcome | None:
+        """Say why the object cannot be read."""
+        return self._written(now, Outcome("MachineInvalid", now.problem))
+
+    def start(self, now: Situation) -> Outcome | None:
+        """Start a machine that does not run, or finish its start. Raises NodeError."""
+        vm, refs, waits = self._claimed(now)
+        machine = self._own_machine(now)
+        if machine is not None and machine.runs and not machine.is_paused:  # it was started since
+            return AGAIN
+        self._claims.settle(now, vm)
+        obstacle = self._begin(vm, now, refs, machine, waits)
+        return AGAIN if obstacle is None else self._written(now, obstacle)
+
+    def care(self, now: Situation) -> Outcome | None:
+        """Bring a machine that runs nearer to its object. Raises NodeError."""
+        vm, refs, waits = self._claimed(now)
+        key, held, claims = now.key, now.obj, now.claims
+        machine = self._own_machine(now)
+        if machine is None or not machine.runs or machine.is_paused:  # it has ended since
+            return AGAIN
+        if is_to_restart(vm, machine):
+            self._end_run(vm, held, machine)
+            return AGAIN
+        left = self._claims.settle(now, vm)
         if (
             vm.spec.guest_reports
             and self._reports is not None
@@ -188,40 +222,119 @@ class MachineReconciler:
         ):
             self._reports.restore(key, machine.id, message)
         if vm.spec.paused and machine.phase == "Running":
-            return self._pause(machine)
+            return self._written(now, self._pause(machine))
         if machine.reason == PAUSED_ON_REQUEST:
             machine = self._resume(machine)
         if self.scaling(key) is None:  # else its load says what it should have
             self._operations.want(key, requested_in_spec(spec_of(vm)))
-        problems = left + (self._match(vm, refs, claims) if machine.phase != "Unknown" else [])
+        problems = left + (self._claims.match(vm, refs, claims) if machine.phase != "Unknown" else [])
         problems += self._resize(vm, held, self._operations.machine(key))
         if objects.reserved_entries(held, self._operations.node_name) and self._is_unplaced(held, vm):
             problems.append(_shortage(held))
         problems += offer_cpu_control(self._runners, vm, self._operations.machine(key))
         problems += self._limit(vm, held, self._operations.machine(key))
         if machine.reason == "DiskFailed" and not machine.adopted:
-            problems += self._go_on(machine, uid)
+            problems += self._go_on(machine, vm.metadata.uid or "")
         if machine.reason and (machine.phase == "Unknown" or machine.reason in STANDING):
             problems.insert(0, Outcome(machine.reason, machine.message))
         if waits is not None:
             problems.append(waits)
         problems += pending_changes(vm, machine)
         if not problems:
-            return Outcome()
-        return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
+            return self._written(now, Outcome())
+        message = "; ".join(dict.fromkeys(one.message for one in problems))
+        return self._written(now, Outcome(problems[0].reason, message, problems[0].after))
+
+    def rest(self, now: Situation) -> Outcome | None:
+        """Stop it, and unprepare its claims. Raises NodeError."""
+        vm, key = now.vm, now.key
+        machine = self._own_machine(now)
+        if vm is None or machine is None:
+            return self._written(now, Outcome(at_rest=True))
+        uid, due = machine.uid, Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
+        # One that ended is noted as stopped, so that it may be started again when that is wanted.
+        if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
+            patience = float(vm.spec.powerdown_seconds)  # as it is now, and not as it was at its start
+            self._tell_stopping(now.obj, vm, machine)
+            with self._aside():
+                self._operations.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
+        self._operations.give_back(key, due, owner=uid, caller=CALLER)
+        return self._written(now, Outcome(at_rest=True))
+
+    def undo(self, now: Situation) -> Outcome | None:
+        """Remove everything of a machine that is deleted or belongs to another node now. If that fails, this node still
+        holds the object. Raises NodeError."""
+        obj, vm, key, uid = now.obj, now.vm, now.key, now.obj["metadata"]["uid"]
+        is_held = objects.holder_of(obj) == self._operations.node_name
+        self.leave(key)
+        if (machine := now.machine) is not None:
+            patience = self._patience(obj, vm)
+            due = Deadline.after(WORK_SECONDS + patience)
+            self._tell_stopping(obj, vm, machine)
+            with self._aside():
+                self._operations.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
+        elif is_held:
+            self._operations.machines.remove_remains(key, Deadline.after(WORK_SECONDS))
+        self._free(obj)
+        self._backoff.forget(key)
+        self._refusals.forget(key)
+        self._claims.forget(key)
+        if now.whose is Whose.ELSEWHERE and is_held:
+            ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
+            objects.write_status(self._store, obj, ended, at_rest=True, ready=readiness(vm, None, self._reports))
+        objects.release_object(self._store, obj, self._operations.node_name)
+        return None
+
+    def leave_node(self, now: Situation) -> Outcome | None:
+        """Stop a machine that was evicted, and unprepare its claims. Its UEFI variables and TPM stay, in case it comes
+        back; they are removed when it is on another node. If that fails, this node still holds the object. Raises
+        NodeError."""
+        obj, vm, key, uid = now.obj, now.vm, now.key, now.obj["metadata"]["uid"]
+        self.leave(key)
+        ended = None
+        if (machine := now.machine) is not None and machine.uid == uid:
+            ended = None if vm is None else self._over(vm, machine)
+            if machine.runs or (ended is None and machine.reason != "StoppedOnRequest"):
+                patience = self._patience(obj, vm)
+                due = Deadline.after(WORK_SECONDS + patience)
+                self._tell_stopping(obj, vm, machine)
+                with self._aside():
+                    self._operations.stop(key, patience, due, owner=uid, force=True, caller=CALLER)
+            self._operations.give_back(key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
+        self._free(obj)
+        if objects.holder_of(obj) != self._operations.node_name:
+            return None
+        rests = vm is not None and (ended is not None or not vm.spec.running)
+        machine = self._operations.machines.get(key) if rests else None  # one that is to run waits for another node
+        reason, message = (machine.reason, machine.message) if machine is not None else ("", "")
+        status = objects.status_of(vm, machine, [], reason, message)
+        objects.write_status(
+            self._store, obj, status, at_rest=True, ready=readiness(vm, machine, self._reports, (reason, message))
+        )
+        objects.release_object(self._store, obj, self._operations.node_name)
+        return None
+
+    # What steps consist of.
+
+    def _claimed(self, now: Situation) -> tuple[VirtualMachine, list[ClaimRef], Outcome | None]:
+        """What the object says, with what was reserved for it; its claims that are ready; and what those wait for that
+        are not."""
+        assert now.vm is not None
+        vm, node = with_numa_node(now.vm, now.obj), self._operations.node_name
+        refs, waits = claimed.ready_claims(vm, now.claims, node, moved_here(now.obj, node))
+        return vm, refs, waits
 
     def _begin(
         self,
         vm: VirtualMachine,
-        held: Object,
-        claims: Claims,
+        now: Situation,
         refs: list[ClaimRef],
         machine: MachineView | None,
         waits: Outcome | None,
     ) -> Outcome | None:
         """Start a machine that does not run, or finish its start; what is in the way. ``waits``: claims that are not
         ready. Raises NodeError."""
-        key = "/".join(vm.key)
+        key, held = now.key, now.obj
         self.leave(key)
         if waits is not None:
             return waits
@@ -229,7 +342,7 @@ class MachineReconciler:
             return over
         if (early := self._too_early(vm, machine)) is not None:
             return early
-        needs = self._needs(vm, claims)
+        needs = self._needs(vm, now.claims)
         if (refused := self._start_refused(vm, held, needs)) is not None:
             return refused
         if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
@@ -266,7 +379,7 @@ class MachineReconciler:
         self._refusals.forget(key)
         return None
 
-    def _end_run(self, vm: VirtualMachine, held: Object, machine: MachineView) -> MachineView:
+    def _end_run(self, vm: VirtualMachine, held: Object, machine: MachineView) -> None:
         """Power it down, to start it again at once. It keeps its claims and its room. If the plugin is killed in
         between, it is started all the same. Raises NodeError."""
         self.leave(machine.key)
@@ -276,7 +389,6 @@ class MachineReconciler:
         with self._aside():
             self._operations.stop(machine.key, patience, due, owner=machine.uid, force=True, caller=CALLER)
         self._backoff.forget(machine.key)
-        return self._operations.machine(machine.key)
 
     def _pause(self, machine: MachineView) -> Outcome:
         """Have its CPUs stand still. Meanwhile nothing else of it changes. Raises NodeError."""
@@ -314,90 +426,6 @@ class MachineReconciler:
         devices = [repr(views.ClaimView(claims[name]).entries) for name in sorted(claims)]
         return Needs(lambda: machines.host_files(spec), (self.device_changes, *devices))
 
-    def _rest(self, obj: Object, vm: VirtualMachine) -> Outcome:
-        """Stop it, and unprepare its claims."""
-        key, uid = "/".join(vm.key), vm.metadata.uid or ""
-        machine = self._own_machine(key, uid)
-        if machine is None:
-            return Outcome(at_rest=True)
-        due = Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
-        # One that ended is noted as stopped, so that it may be started again when that is wanted.
-        if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
-            patience = float(vm.spec.powerdown_seconds)  # as it is now, and not as it was at its start
-            self._tell_stopping(obj, vm, machine)
-            with self._aside():
-                self._operations.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
-        self._operations.give_back(key, due, owner=uid, caller=CALLER)
-        return Outcome(at_rest=True)
-
-    def _undo(self, obj: Object, vm: VirtualMachine | None) -> None:
-        """Remove everything of a machine that is deleted or belongs to another node now. If that fails, this node still
-        holds the object. Raises NodeError."""
-        key, uid = objects.key_of(obj), obj["metadata"]["uid"]
-        self.leave(key)
-        try:
-            if objects.holder_of(obj) == self._operations.node_name:
-                self._take_up(obj, vm)
-            machine = self._operations.machines.get(key)
-            # Another one of its name is not its own; one whose record cannot be read may be.
-            if machine is not None and (machine.uid == uid or machine.started is None):
-                patience = self._patience(obj, vm)
-                due = Deadline.after(WORK_SECONDS + patience)
-                self._tell_stopping(obj, vm, machine)
-                with self._aside():
-                    self._operations.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
-            elif machine is None and objects.holder_of(obj) == self._operations.node_name:
-                self._operations.machines.remove_remains(key, Deadline.after(WORK_SECONDS))
-            self._free(obj)
-        except NodeError as error:
-            self._tell(obj, vm, Outcome(error.code, error.message))
-            raise
-        self._backoff.forget(key)
-        self._refusals.forget(key)
-        for each in list(self._no_window):  # other threads add theirs meanwhile
-            if each[0] == key:
-                self._no_window.pop(each, None)
-        if not views.MachineView(obj).is_deleting and objects.holder_of(obj) == self._operations.node_name:
-            ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
-            objects.write_status(self._store, obj, ended, at_rest=True, ready=readiness(vm, None, self._reports))
-        objects.release_object(self._store, obj, self._operations.node_name)
-
-    def _leave_node(self, obj: Object, vm: VirtualMachine | None) -> None:
-        """Stop a machine that was evicted, and unprepare its claims. Its UEFI variables and TPM stay, in case it comes
-        back; they are removed when it is on another node. If that fails, this node still holds the object. Raises
-        NodeError."""
-        key, uid = objects.key_of(obj), obj["metadata"]["uid"]
-        self.leave(key)
-        is_held = objects.holder_of(obj) == self._operations.node_name
-        try:
-            if is_held:
-                self._take_up(obj, vm)
-            machine = self._operations.machines.get(key)
-            ended = None
-            if machine is not None and machine.uid == uid:
-                ended = None if vm is None else self._over(vm, machine)
-                if machine.runs or (ended is None and machine.reason != "StoppedOnRequest"):
-                    patience = self._patience(obj, vm)
-                    due = Deadline.after(WORK_SECONDS + patience)
-                    self._tell_stopping(obj, vm, machine)
-                    with self._aside():
-                        self._operations.stop(key, patience, due, owner=uid, force=True, caller=CALLER)
-                self._operations.give_back(key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
-            self._free(obj)
-        except NodeError as error:
-            self._tell(obj, vm, Outcome(error.code, error.message))
-            raise
-        if not is_held:
-            return
-        rests = vm is not None and (ended is not None or not vm.spec.running)
-        machine = self._operations.machines.get(key) if rests else None  # one that is to run waits for another node
-        reason, message = (machine.reason, machine.message) if machine is not None else ("", "")
-        status = objects.status_of(vm, machine, [], reason, message)
-        objects.write_status(
-            self._store, obj, status, at_rest=True, ready=readiness(vm, machine, self._reports, (reason, message))
-        )
-        objects.release_object(self._store, obj, self._operations.node_name)
-
     def _patience(self, obj: Object, vm: VirtualMachine | None) -> float:
         """Seconds that its guest gets to power down. None if this node does not hold it: another one may run it by now,
         with the same disks."""
@@ -410,58 +438,16 @@ class MachineReconciler:
         if objects.holder_of(obj) == self._operations.node_name:
             claimed.unprepare_unplugged(self._operations, obj)
 
-    def leave_idle(self, obj: Object) -> None:
-        """Let an object go that has no machine and no prepared claim on this node. Raises StoreError, NodeError."""
-        try:
-            self._take_up(obj, _machine_of(obj))
-        except NodeError:
-            return  # something runs that may be it
-        names = {(objects.namespace_of(obj), name) for name in views.MachineView(obj).claim_names}
-        held = ((one.record.ref.namespace, one.record.ref.name) for one in self._operations.claims.held())
-        if self._operations.machines.get(objects.key_of(obj)) is None and not names.intersection(held):
-            objects.release_object(self._store, obj, self._operations.node_name)
-
     # Within.
 
-    def _take_up(self, obj: Object, vm: VirtualMachine | None) -> None:
-        """Record its machine again after a journal was lost, or an older one restored: it may run without a record.
-
-        Raises Denied (``MachineRuns``) if another run than the one in the object's status runs under its name, or if
-        that run is not a machine of this plugin.
-        """
-        run = obj.get("status", {}).get("machineID", "")
-        vm = None if vm is None else with_numa_node(vm, obj)  # as it was started
-        self._operations.machines.take_up(objects.key_of(obj), vm, run, Deadline.after(WORK_SECONDS))
-        if (pid := self._foreign_pid(obj, vm)) is not None:
-            key = objects.key_of(obj)
-            raise Denied(
-                "MachineRuns",
-                f"machine {key} already runs as process {pid}, which a plugin with another state folder started; start "
-                f"the plugin with that folder (--state), or shut the guest down or end that process (kill {pid})",
-                retryable=True,
-            )
-
-    def _foreign_pid(self, obj: Object, vm: VirtualMachine | None) -> int | None:
-        """The process that runs its machine by its status, if no record of this plugin is of that run: a plugin with
-        another state folder has served this node before, or does so now. An adopted one is adopted again instead."""
-        status, node = obj.get("status") or {}, self._operations.node_name
-        run, pid = status.get("machineID"), status.get("pid")
-        if not run or not isinstance(pid, int) or objects.holder_of(obj) != node:
-            return None
-        machine = self._operations.machines.get(objects.key_of(obj))
-        is_ours = machine is not None and (machine.runs or machine.id == run)
-        if is_ours or (vm is not None and vm.spec.adopt is not None):
-            return None
-        return pid if qemu_uuid(pid) == run else None
-
-    def _own_machine(self, key: str, uid: str) -> MachineView | None:
+    def _own_machine(self, now: Situation) -> MachineView | None:
         """The object's machine. Raises Denied (``MachineExists``) if another one has its name."""
-        machine = self._operations.machines.get(key)
-        if machine is not None and machine.uid != uid:
+        machine = self._operations.machines.get(now.key)
+        if machine is not None and machine.uid != now.obj["metadata"]["uid"]:
             raise Denied(
                 "MachineExists",
-                f"another machine on node {self._operations.node_name} has the name {key}; delete that one first "
-                f"(`devalloc vm delete {key}`)",
+                f"another machine on node {self._operations.node_name} has the name {now.key}; delete that one first "
+                f"(`devalloc vm delete {now.key}`)",
             )
         return machine
 
@@ -474,16 +460,8 @@ class MachineReconciler:
         return Outcome(machine.reason, machine.message, at_rest=True)
 
     def _is_unplaced(self, obj: Object, vm: VirtualMachine) -> bool:
-        """Whether it must wait until this node reserves something for it. A node that does not publish its capacity
-        for machines admits every machine placed on it."""
-        node = self._operations.node_name
-        if objects.is_admitted(obj, node, vm.spec):
-            return False
-        try:
-            pool = self._store.get("DevicePool", None, host_pool_name(node))
-        except NotFound:
-            return False
-        return node_of_host_pool(pool) == node
+        """Whether it must wait until this node reserves something for it."""
+        return is_unreserved(self._store, self._operations.node_name, obj, vm)
 
     def _is_announced(self, held: Object, vm: VirtualMachine) -> bool:
         """Whether what it is about to have counts from now on. If this node reserves something for it, it must: as soon
@@ -501,71 +479,6 @@ class MachineReconciler:
             return None
         why = machine.message or "it ended"
         return Outcome(machine.reason or "MachineEnded", f"{why}; it restarts in {left:.0f} s", left)
-
-    def _match(self, vm: VirtualMachine, refs: list[ClaimRef], claims: Claims) -> list[Outcome]:
-        """Unplug the claims that left its spec, and plug in those that came; what did not work."""
-        key, uid = "/".join(vm.key), vm.metadata.uid or ""
-        plugged = dict.fromkeys(plug.ref for plug in self._operations.claims.plugs(key))
-        gone = [ref for ref in plugged if claimed.is_no_longer_claimed(ref, vm, claims)]
-        problems = self._take_out(gone, key, uid)
-        for ref in refs:
-            try:
-                if not self._operations.attached.is_in(ref, key):
-                    problems += self._attach(vm, ref)
-            except NodeError as error:
-                problems.append(Outcome(error.code, error.message))
-        return problems
-
-    def _take_out(self, refs: list[ClaimRef], key: str, uid: str) -> list[Outcome]:
-        """Unplug claims from a machine if they are in it, and unprepare them; what did not work."""
-        problems = []
-        for ref in refs:
-            try:
-                due = Deadline.after(WORK_SECONDS)
-                if self._operations.machines.get(key) is not None:
-                    self._operations.detach(ref, key, due, owner=uid, caller=CALLER)
-                self._operations.claims.unprepare(ref, due, caller=CALLER)
-            except NodeError as error:
-                problems.append(Outcome(error.code, error.message))
-        return problems
-
-    def _is_left_in(self, ref: ClaimRef, vm: VirtualMachine) -> bool:
-        """Whether a claim that a machine has lost is prepared here for it: others may have one that left its spec."""
-        if inside := {plug.machine for plug in self._operations.claims.plugs_of(ref)}:
-            return inside == {"/".join(vm.key)}
-        return ref.name in vm.spec.claims and bool(self._operations.claims.held(ref.uid))
-
-    def _mark(self, refs: list[ClaimRef], claims: Claims) -> list[Outcome]:
-        """Mark claims that came along with a machine, and have their devices of this node by now. Those that are being
-        released, too: this node then unprepares them."""
-        problems = []
-        for ref in refs:
-            claim = views.ClaimView(claims.get((ref.namespace, ref.name), {}))
-            if claim.node == self._operations.node_name and not claim.is_held:
-                try:
-                    self._operations.claims.prepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
-                except NodeError as error:
-                    problems.append(Outcome(error.code, error.message))
-        return problems
-
-    def _attach(self, vm: VirtualMachine, ref: ClaimRef) -> list[Outcome]:
-        """Plug a claim in, unless this run of the machine had no window for it: its guest would see a device come and
-        go again and again. Raises NodeError."""
-        key, uid = "/".join(vm.key), vm.metadata.uid or ""
-        others = frozenset(plug.ref.uid for plug in self._operations.claims.plugs(key))
-        circumstances = (self._operations.machine(key).id, others)
-        before, outcome = self._no_window.pop((key, ref.uid), (None, Outcome()))
-        if before != circumstances:
-            try:
-                due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
-                self._operations.attach(ref, key, due, owner=uid, caller=CALLER)
-                return []
-            except NodeError as error:
-                if error.code != "NoPciWindow":
-                    raise
-                outcome = Outcome(error.code, error.message)
-        self._no_window[key, ref.uid] = (circumstances, outcome)
-        return [outcome]
 
     def _resize(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
         """Scale it to what its spec says, or to what its guest needs; why it does not have that yet."""
@@ -661,9 +574,9 @@ class MachineReconciler:
                 status = objects.status_of(vm, stopping, self._operations.claims.plugs(machine.key), "", "")
                 objects.write_status(self._store, obj, status, ready=readiness(vm, stopping, self._reports))
 
-    def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> Mapping[str, Any] | None:
-        """Write its status; as ``write_status``."""
-        key, uid = objects.key_of(obj), obj["metadata"]["uid"]
+    def _written(self, now: Situation, outcome: Outcome) -> Outcome:
+        """Write its status; the outcome with what was written."""
+        obj, vm, key, uid = now.obj, now.vm, now.key, now.obj["metadata"]["uid"]
         machine = self._operations.machines.get(key)
         if machine is not None and machine.uid != uid:
             machine = None
@@ -681,7 +594,7 @@ class MachineReconciler:
             if who.asks_pods and report.permitted is not None and machine is not None:  # another program's does not
                 status["permitted"] = objects.permit_by(who.permits, amounts_of(report.permitted), machine.id)
         is_lost = machine is None and self._operations.machines.lost(key) is not None
-        if is_foreign := self._foreign_pid(obj, vm) is not None:  # whatever an older record of it says, it runs
+        if is_foreign := now.state is State.FOREIGN:  # whatever an older record of it says, it runs
             status["phase"] = "Unknown"
         is_new = status["phase"] == "Paused" and (obj.get("status") or {}).get("phase") != "Paused"
         if is_new and reason != PAUSED_ON_REQUEST:
@@ -693,7 +606,7 @@ class MachineReconciler:
         uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
         ready = readiness(vm, machine, self._reports, (status.get("reason", ""), status.get("message", "")))
         movable = self._migratability(obj, vm, machine)
-        return objects.write_status(
+        written = objects.write_status(
             self._store,
             obj,
             status,
@@ -703,6 +616,7 @@ class MachineReconciler:
             movable=movable,
             refused=outcome.refused,
         )
+        return replace(outcome, written=written)
 
     def _migratability(
         self, obj: Object, vm: VirtualMachine | None, machine: MachineView | None
@@ -716,19 +630,6 @@ class MachineReconciler:
         return migratability(machine, obstacle, "; ".join(one.message for one in pending), before)
 
 
-def _machine_of(obj: Object) -> VirtualMachine | None:
-    """What the object says, if it is valid."""
-    content = decode(obj).object
-    return content if isinstance(content, VirtualMachine) else None
-
-
-def _with_reservation(vm: VirtualMachine, held: Object) -> VirtualMachine:
-    """With what is reserved for it by now, and its memory from the NUMA node that it was placed on."""
-    if isinstance(current := decode(held).object, VirtualMachine):
-        vm = vm.model_copy(update={"status": current.status})
-    return with_numa_node(vm, held)
-
-
 def _shortage(held: Object) -> Outcome:
     return Outcome("NoRoomToGrow", f"it keeps what it has: {objects.why_not_admitted(held)}")
 
@@ -736,3 +637,48 @@ def _shortage(held: Object) -> Outcome:
 def _is_more(requested: MachineAmounts, observed: MachineAmounts, name: str) -> bool:
     has = getattr(observed, name)
     return has is not None and getattr(requested, name) > has
+
+
+Step = Callable[[MachineReconciler, Situation], Outcome | None]
+"""One change at most, or a word on what is in the way."""
+_BY_PROCESS: dict[tuple[Whose, State | None], Step] = {
+    pair: step
+    for whose in (Whose.EVICTED, Whose.DELETED, Whose.ELSEWHERE, Whose.INVALID, Whose.OURS, Whose.RESTING)
+    for pair, step in (
+        ((whose, State.LOST), MachineReconciler.take_up),
+        ((whose, State.FOREIGN), MachineReconciler.refuse_foreign),
+    )
+}
+STEPS: Mapping[tuple[Whose, State | None], Step] = {
+    **_BY_PROCESS,
+    (Whose.SERVICE, None): MachineReconciler.let_be,
+    (Whose.MOVING, None): MachineReconciler.say_ready,
+    (Whose.GONE, None): MachineReconciler.let_be,
+    (Whose.TAKEN, None): MachineReconciler.end_taken,
+    (Whose.EVICTED, None): MachineReconciler.leave_node,
+    (Whose.DELETED, None): MachineReconciler.undo,
+    (Whose.ELSEWHERE, None): MachineReconciler.undo,
+    (Whose.UNPLACED, None): MachineReconciler.await_room,
+    (Whose.AWAITED, None): MachineReconciler.await_holder,
+    (Whose.FREE, None): MachineReconciler.take,
+    (Whose.INVALID, None): MachineReconciler.say_invalid,
+    (Whose.RESTING, None): MachineReconciler.rest,
+    (Whose.OURS, State.ABSENT): MachineReconciler.start,
+    (Whose.OURS, State.STARTING): MachineReconciler.start,
+    (Whose.OURS, State.CUT_OFF): MachineReconciler.start,
+    (Whose.OURS, State.ENDED): MachineReconciler.start,
+    (Whose.OURS, State.STOPPED): MachineReconciler.start,
+    (Whose.OURS, State.FAILED): MachineReconciler.start,
+    (Whose.OURS, State.UNREADABLE): MachineReconciler.start,
+    (Whose.OURS, State.INCOMING): MachineReconciler.care,
+    (Whose.OURS, State.RUNNING): MachineReconciler.care,
+    (Whose.OURS, State.HALTED): MachineReconciler.care,
+    (Whose.OURS, State.SILENT): MachineReconciler.care,
+    (Whose.OURS, State.STOPPING): MachineReconciler.care,
+}
+"""What is done for a machine; None: in each state that has no row of its own."""
+
+
+def step_for(whose: Whose, state: State) -> Step:
+    """The step of a situation."""
+    return STEPS[whose, state] if (whose, state) in STEPS else STEPS[whose, None]

@@ -1,0 +1,101 @@
+"""Whose a machine is follows from its object and what this node has of it, and each situation has a step."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc_node.machine.records import MachineView, State
+from devalloc_node.vms.situation import Whose, whose
+from devalloc_node.vms.steps import STEPS, step_for
+from tests.support.toy_machines import machine_of, vm
+
+NODE, OTHER = "node-a", "node-b"
+HERE = MachineView("default/web", "u1", State.RUNNING)
+DELETED = {"deletionTimestamp": "2026-11-30T12:00:00Z"}
+EVICTED = {meta.EVICT: NODE, meta.LAST_NODE: NODE}
+FENCED = {meta.FENCED_FROM: NODE}
+
+
+def obj(
+    holder: str | None = NODE,
+    *,
+    node: str | None = NODE,
+    notes: dict[str, str] | None = None,
+    status: dict[str, Any] | None = None,
+    running: bool = True,
+    **metadata: Any,
+) -> Any:
+    """A VirtualMachine of the store."""
+    made = vm("web", uid="u1", nodeName=node, running=running)
+    if holder is not None:
+        metadata = {"finalizers": [meta.NODE_FINALIZER], **metadata}
+        notes = {meta.PREPARED_ON: holder, **(notes or {})}
+    return {**made, "metadata": {**made["metadata"], **metadata, "annotations": notes or {}}, "status": status or {}}
+
+
+def seen(of: Any, here: MachineView | None = HERE, *, is_unplaced: bool = False, is_valid: bool = True) -> Whose:
+    content = machine_of(of) if of is not None and is_valid else None
+    return whose(of, content, NODE, here, is_unplaced=is_unplaced)
+
+
+def test_a_machine_that_this_node_holds_is_run_or_rests_as_its_object_wants() -> None:
+    assert seen(obj()) is Whose.OURS
+    assert seen(obj(running=False)) is Whose.RESTING
+    assert seen(obj(), is_valid=False) is Whose.INVALID
+    assert seen(obj(), is_unplaced=True) is Whose.OURS, "it has been started, and keeps what it has"
+
+
+@pytest.mark.parametrize("holder", [NODE, OTHER, None])
+def test_a_deleted_machine_and_one_that_is_elsewhere_end_here_in_any_hands(holder: str | None) -> None:
+    assert seen(obj(holder, **DELETED)) is Whose.DELETED
+    assert seen(obj(holder, node=OTHER)) is Whose.ELSEWHERE
+
+
+def test_an_evicted_machine_leaves_what_it_keeps_here() -> None:
+    assert seen(obj(notes=EVICTED)) is Whose.EVICTED
+    assert seen(obj(notes=EVICTED, **DELETED)) is Whose.DELETED, "nothing of it is kept then"
+    assert seen(obj(None, node=None, notes={meta.LAST_NODE: NODE})) is Whose.EVICTED, "it waits for a node"
+
+
+def test_an_object_is_taken_once_no_other_node_holds_it_and_there_is_room() -> None:
+    assert seen(obj(OTHER)) is Whose.AWAITED
+    assert seen(obj(None)) is Whose.FREE
+    assert seen(obj(None), is_unplaced=True) is Whose.UNPLACED
+    assert seen(obj(None, running=False), is_unplaced=True) is Whose.FREE, "it needs no room"
+    assert seen(obj(None), is_unplaced=True, is_valid=False) is Whose.FREE, "its node says what is wrong with it"
+    refused = {"conditions": [{"type": "Startable", "status": "False"}]}
+    assert seen(obj(None, status=refused), is_unplaced=True) is Whose.FREE, "its node alone takes its refusal back"
+    unnamed = obj(finalizers=[meta.NODE_FINALIZER], holder=None)
+    assert seen(unnamed) is Whose.FREE, "a user removed the node's name by hand"
+
+
+@pytest.mark.parametrize("of", [obj(), obj(OTHER), obj(node=OTHER), obj(**DELETED), obj(notes=EVICTED)])
+def test_what_was_taken_away_ends_before_anything_else_is_done(of: Any) -> None:
+    of["metadata"]["annotations"] |= FENCED
+    assert seen(of) is Whose.TAKEN
+
+
+@pytest.mark.parametrize("of", [None, obj(), obj(OTHER), obj(node=OTHER), obj(**DELETED), obj(notes=FENCED)])
+def test_only_its_migration_changes_a_machine_that_moves(of: Any) -> None:
+    assert seen(of, MachineView("default/web", "u1", State.RUNNING, is_moving=True)) is Whose.MOVING
+
+
+def test_a_machine_without_an_object_is_the_services_or_its_object_is_gone() -> None:
+    assert seen(None) is seen(None, None) is Whose.GONE
+    assert seen(None, MachineView("default/web", "", State.RUNNING)) is Whose.SERVICE
+
+
+def test_each_situation_has_a_step() -> None:
+    for owner, state in product(Whose, State):
+        assert callable(step_for(owner, state)), (owner, state)
+
+
+def test_each_row_is_a_situation_of_its_own() -> None:
+    """A row for every state, and one for each state, would hide a state that was forgotten."""
+    for owner in Whose:
+        has_rest = (owner, None) in STEPS
+        assert has_rest is ({state for of, state in STEPS if of is owner} != set(State)), owner
