@@ -31,7 +31,7 @@ from devalloc.api.fields import (
     unique_by,
     unique_by_name,
 )
-from devalloc.api.meta import DEVMGMT, Condition, ObjectMeta
+from devalloc.api.meta import DEVMGMT
 from devalloc.api.node_rules import (
     NodeRestriction,
     Restrictions,
@@ -40,6 +40,7 @@ from devalloc.api.node_rules import (
     check_node_rules,
     node_restrictions,
 )
+from devalloc.api.object_meta import Condition, ObjectMeta
 from devalloc.api.quantity import Quantity
 
 COUNT = "count"

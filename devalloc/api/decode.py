@@ -20,8 +20,9 @@ from devalloc.api.fast_pool import read_fast
 from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
-from devalloc.api.meta import DEVMGMT, MetadataField, ObjectMeta
+from devalloc.api.meta import DEVMGMT, MetadataField
 from devalloc.api.node_rules import FIELD, Restrictions, restrictions_of
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.owner_names import as_of_object, is_object, owner_of
 from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import Quantity, type_name

@@ -24,7 +24,8 @@ from devalloc.api.fields import (
     unique_by,
 )
 from devalloc.api.host_names import Path
-from devalloc.api.meta import DEVALLOC, DEVMGMT, Condition, ObjectMeta
+from devalloc.api.meta import DEVALLOC, DEVMGMT
+from devalloc.api.object_meta import Condition, ObjectMeta
 
 
 class ForeignMeta(ApiModel):

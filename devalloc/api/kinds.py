@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from devalloc.api.claim import DeviceClaim
-from devalloc.api.device_class import DeviceClass, VfConfig, VfioConfig, VgpuConfig
-from devalloc.api.fields import ApiModel
 from devalloc.api.meta import DEVALLOC, DEVMGMT
-from devalloc.api.pool import DevicePool
-from devalloc.api.replica_set import VirtualMachineReplicaSet
-from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.api.virtual_machine_migration import VirtualMachineMigration
+
+if TYPE_CHECKING:
+    from devalloc.api.fields import ApiModel
+
+
+@cache
+def _model(path: str) -> type[ApiModel]:
+    module, _, name = path.partition(":")
+    model: type[ApiModel] = getattr(import_module(module), name)
+    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,13 @@ class ApiKind:
     singular: str
     short_names: tuple[str, ...]
     namespaced: bool
-    model: type[ApiModel]
+    model_path: str = "devalloc.api.device_class:ConfigObject"
+    """Where its model is: MODULE:CLASS."""
+
+    @property
+    def model(self) -> type[ApiModel]:
+        """Its model, which is imported when it is used first: many know kinds by their names only."""
+        return _model(self.model_path)
 
     @property
     def group(self) -> str:
@@ -35,29 +47,24 @@ class ApiKind:
         return self.api_version.partition("/")[2]
 
 
-def _kind(model: type[ApiModel], api_version: str, short: tuple[str, ...], *, namespaced: bool, plural: str) -> ApiKind:
-    name = model.__name__
-    return ApiKind(name, api_version, plural, name.lower(), short, namespaced, model)
+def _kind(name: str, module: str, api_version: str, plural: str, *short: str, namespaced: bool = True) -> ApiKind:
+    return ApiKind(name, api_version, plural, name.lower(), short, namespaced, f"devalloc.api.{module}:{name}")
 
 
 API_KINDS: dict[str, ApiKind] = {
     kind.kind: kind
     for kind in (
-        _kind(DevicePool, DEVMGMT, ("dpool",), namespaced=False, plural="devicepools"),
-        _kind(DeviceClass, DEVMGMT, ("dclass",), namespaced=False, plural="deviceclasses"),
-        _kind(DeviceClaim, DEVMGMT, ("dclaim",), namespaced=True, plural="deviceclaims"),
-        _kind(VirtualMachine, DEVALLOC, ("vmachine",), namespaced=True, plural="virtualmachines"),
-        _kind(VirtualMachineReplicaSet, DEVALLOC, ("vmrs",), namespaced=True, plural="virtualmachinereplicasets"),
+        _kind("DevicePool", "pool", DEVMGMT, "devicepools", "dpool", namespaced=False),
+        _kind("DeviceClass", "device_class", DEVMGMT, "deviceclasses", "dclass", namespaced=False),
+        _kind("DeviceClaim", "claim", DEVMGMT, "deviceclaims", "dclaim"),
+        _kind("VirtualMachine", "virtual_machine", DEVALLOC, "virtualmachines", "vmachine"),
+        _kind("VirtualMachineReplicaSet", "replica_set", DEVALLOC, "virtualmachinereplicasets", "vmrs"),
         _kind(
-            VirtualMachineMigration,
-            DEVALLOC,
-            ("vmmigration",),
-            namespaced=True,
-            plural="virtualmachinemigrations",
+            "VirtualMachineMigration", "virtual_machine_migration", DEVALLOC, "virtualmachinemigrations", "vmmigration"
         ),
-        _kind(VfioConfig, DEVALLOC, (), namespaced=True, plural="vfioconfigs"),
-        _kind(VfConfig, DEVALLOC, (), namespaced=True, plural="vfconfigs"),
-        _kind(VgpuConfig, DEVALLOC, (), namespaced=True, plural="vgpuconfigs"),
+        _kind("VfioConfig", "device_class", DEVALLOC, "vfioconfigs"),
+        _kind("VfConfig", "device_class", DEVALLOC, "vfconfigs"),
+        _kind("VgpuConfig", "device_class", DEVALLOC, "vgpuconfigs"),
     )
 }
 """By kind, such as "DevicePool"."""

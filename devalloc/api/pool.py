@@ -19,7 +19,8 @@ from devalloc.api.fields import (
     not_negative,
     unique_by_name,
 )
-from devalloc.api.meta import DEVMGMT, UNAVAILABLE, ObjectMeta
+from devalloc.api.meta import DEVMGMT, UNAVAILABLE
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.quantity import ONE, Quantity
 from devalloc.api.semver import SemVer
 

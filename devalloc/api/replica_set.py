@@ -17,7 +17,8 @@ from devalloc.api.fields import (
     raise_faults,
     unique_by,
 )
-from devalloc.api.meta import DEVALLOC, DOMAIN, Condition, ObjectMeta
+from devalloc.api.meta import DEVALLOC, DOMAIN
+from devalloc.api.object_meta import Condition, ObjectMeta
 from devalloc.api.virtual_machine import MachineEnd, VirtualMachineSpec
 
 MAX_REPLICAS = 10_000

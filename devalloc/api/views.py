@@ -12,15 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from devalloc.api import meta
-from devalloc.api.claim import DeviceAllocation, DeviceClaimStatus
 from devalloc.api.conditions import ALLOCATED, DEVICE_LOST, WAITING, find_condition
 from devalloc.api.host_pool_names import CPU
-from devalloc.api.json_content import ContentError, content_faults
-from devalloc.api.node_rules import restrictions_of
-from devalloc.api.owner_names import read_name
 from devalloc.api.quantity import count_text
 
 Object = dict[str, Any]
@@ -428,45 +422,6 @@ def pool_numa_nodes(pool: Object) -> str:
     return ",".join(dict.fromkeys(value for value in values if value))
 
 
-_DEVICE = ("devicePoolName", "deviceName")
-_OTHER_FIELDS = DeviceClaimStatus.model_fields.keys() - {"allocations", "node_name", "reason"}
-"""Fields of the status that are lists."""
-
-
-def recover_status(content: object) -> DeviceClaimStatus | None:
-    """The devices that the status of a claim names, regardless of its other errors; None if it names none.
-
-    Each entry is read separately. An entry with unreadable amounts has the whole device, which includes whatever it was
-    meant to have. An entry that names no device is ignored.
-    """
-    listed = content.get("allocations") if isinstance(content, Mapping) else None
-    entries = [_entry(entry) for entry in listed] if isinstance(listed, list) else []
-    held = [entry for entry in entries if entry is not None]
-    if not held:
-        return None
-    # All fields are given: to find a default, pydantic inspects signatures, which costs a tenth of a prepare.
-    rest: dict[str, Any] = {name: [] for name in _OTHER_FIELDS} | {"node_name": "", "reason": ""}
-    return DeviceClaimStatus.model_construct({"allocations"}, allocations=held, **rest)
-
-
-def _entry(content: object) -> DeviceAllocation | None:
-    if not isinstance(content, Mapping):
-        return None
-    device = {name: content.get(name) for name in _DEVICE}
-    amounts = content.get("allocations")
-    whole = _recovered_entry(device)
-    return whole if whole is None or not amounts else _recovered_entry({**device, "allocations": amounts}) or whole
-
-
-def _recovered_entry(content: dict[str, object]) -> DeviceAllocation | None:
-    try:
-        return (
-            None if content_faults(content) else DeviceAllocation.model_validate(content, by_alias=True, by_name=False)
-        )
-    except (ContentError, ValidationError):
-        return None
-
-
 ClaimKey = tuple[str, str]
 """Namespace and name, the namespace never empty, as the solver answers."""
 MachineKey = tuple[str, str]
@@ -476,18 +431,6 @@ MachineKey = tuple[str, str]
 def device_claims_in(documents: Iterable[Object]) -> list[Object]:
     """The DeviceClaims among documents."""
     return [doc for doc in documents if doc.get("kind") == "DeviceClaim" and doc.get("apiVersion") == meta.DEVMGMT]
-
-
-def claim_key_or_none(document: object) -> ClaimKey | None:
-    """The key of a claim, even if the rest is unreadable; None if it has no name or is of another kind."""
-    if not isinstance(document, Mapping) or document.get("kind") != "DeviceClaim":
-        return None
-    metadata = document.get("metadata")
-    if not isinstance(metadata, Mapping) or not isinstance(name := metadata.get("name"), str):
-        return None
-    namespace = metadata.get("namespace")
-    own = read_name if restrictions_of(document) is None else str
-    return own(namespace) if isinstance(namespace, str) and namespace else "default", own(name)
 
 
 def admin_class_names(documents: Iterable[Object]) -> frozenset[str]:

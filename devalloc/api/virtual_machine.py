@@ -32,7 +32,8 @@ from devalloc.api.fields import (
 )
 from devalloc.api.host_names import InterfaceName, SocketPath
 from devalloc.api.machine_start import MAX_NUMA_NODES, MachineStart
-from devalloc.api.meta import DEVALLOC, LAST_NODE, PRIORITY, Condition, ObjectMeta
+from devalloc.api.meta import DEVALLOC, LAST_NODE, PRIORITY
+from devalloc.api.object_meta import Condition, ObjectMeta
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 

@@ -20,7 +20,8 @@ from devalloc.api.fields import (
     raise_faults,
     unique_by,
 )
-from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta, Timestamp
+from devalloc.api.meta import DEVALLOC
+from devalloc.api.object_meta import Condition, ObjectMeta, Timestamp
 from devalloc.api.virtual_machine import MAX_CPUS, OwnAddress, Port
 
 MAX_SIZE = 2**62 - 1

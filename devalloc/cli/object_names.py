@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from devalloc.api.device_class import ConfigObject
 from devalloc.api.kinds import API_KINDS, ApiKind, find_kind
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.render.output import one_line
@@ -62,7 +61,7 @@ def _kind_in_store(word: str, store: Store) -> ApiKind | None:
         if in_store not in API_KINDS and is_meant:
             suffix = in_store.removeprefix(obj["kind"])
             namespaced = "namespace" in obj["metadata"]
-            return ApiKind(in_store, api_version, plural + suffix, singular + suffix, (), namespaced, ConfigObject)
+            return ApiKind(in_store, api_version, plural + suffix, singular + suffix, (), namespaced)
     return None
 
 
@@ -76,8 +75,8 @@ _USUAL_NAMES = (
 )
 """Of the kinds, as the guides have them."""
 OTHER_KINDS = (
-    ApiKind("ResourceQuota", "v1", "resourcequotas", "resourcequota", ("quota", "quotas"), True, ConfigObject),
-    ApiKind("Namespace", "v1", "namespaces", "namespace", ("ns",), False, ConfigObject),
+    ApiKind("ResourceQuota", "v1", "resourcequotas", "resourcequota", ("quota", "quotas"), True),
+    ApiKind("Namespace", "v1", "namespaces", "namespace", ("ns",), False),
 )
 """Kinds of Kubernetes that devalloc reads."""
 _NO_KINDS = {

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
-from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
+from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.pool import (
     MAX_POOL_DEVICES,
     Attribute,

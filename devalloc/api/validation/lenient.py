@@ -12,7 +12,7 @@ from typing import Any
 
 from devalloc.api.device_class import DeviceClassSpec
 from devalloc.api.fields import ApiModel
-from devalloc.api.meta import ObjectMeta
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.pool import Attribute
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer

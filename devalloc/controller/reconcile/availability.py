@@ -15,7 +15,8 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, DEVICE_RECORDS
 from devalloc.api.moved_claims import moved_claims_among
 from devalloc.api.pool import AttributeValue, Device, DevicePool, unavailability
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.api.views import ClaimKey, ClaimView, device_claims_in, recover_status
+from devalloc.api.unreadable_claims import recover_status
+from devalloc.api.views import ClaimKey, ClaimView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import effective_documents

@@ -31,7 +31,8 @@ from devalloc.api.host_pool_names import (
     SHARED_STORAGE_SEPARATOR,
     SUFFIX,
 )
-from devalloc.api.meta import ONLY_CLASS, ObjectMeta
+from devalloc.api.meta import ONLY_CLASS
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Format, Quantity

@@ -10,7 +10,8 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.api.device_identity import Identity, identity_of
 from devalloc.api.fencing import fenced_from
-from devalloc.api.views import ClaimView, MachineView, MigrationView, recover_status
+from devalloc.api.unreadable_claims import recover_status
+from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.store import NotFound, Object, Store, StoreError
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Denied, Failed

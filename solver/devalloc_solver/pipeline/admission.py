@@ -20,7 +20,8 @@ from devalloc.api.decode import decode, normalize
 from devalloc.api.findings import HOLDERS, Finding, claim_ref, message_of, text_fact
 from devalloc.api.owner_names import is_object, owner_of, read_name
 from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
-from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, claim_key_or_none, device_claims_in
+from devalloc.api.unreadable_claims import claim_key_or_none
+from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, device_claims_in
 from devalloc_solver.pipeline import quota
 from devalloc_solver.pipeline.quota import Bound
 

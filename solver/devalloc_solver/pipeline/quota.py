@@ -23,7 +23,8 @@ from devalloc.api.meta import DEVMGMT
 from devalloc.api.owner_names import is_object
 from devalloc.api.problems import Problem, closest_match
 from devalloc.api.quantity import Quantity
-from devalloc.api.views import ClaimView, claim_key_or_none, recover_status
+from devalloc.api.unreadable_claims import claim_key_or_none, recover_status
+from devalloc.api.views import ClaimView
 
 Object = dict[str, Any]
 KIND = "ResourceQuota"

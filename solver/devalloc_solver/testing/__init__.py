@@ -20,7 +20,8 @@ from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClassSpec
 from devalloc.api.fields import ApiModel
-from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta
+from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVMGMT, GROUP, NODE, PRIORITY
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.pool import Attribute
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import Quantity

@@ -161,13 +161,15 @@ class NewClaim(DeviceClaim):
 
 def test_a_new_field_of_a_request_changes_no_rule_that_there_was() -> None:
     kind = API_KINDS["DeviceClaim"]
-    now, new = definitions()["DeviceClaim"], crds.definition(replace(kind, model=NewClaim))
+    now, new = definitions()["DeviceClaim"], crds.definition(replace(kind, model_path=f"{__name__}:NewClaim"))
     assert losses(now, new) == []
 
 
 def test_the_rule_for_a_new_field_of_a_request_asks_for_a_size_only_where_there_is_one() -> None:
     """An API server refuses a CRD with a rule that asks for the size of a number."""
-    schema = crds.definition(replace(API_KINDS["DeviceClaim"], model=NewClaim))["spec"]["versions"][0]["schema"]
+    schema = crds.definition(replace(API_KINDS["DeviceClaim"], model_path=f"{__name__}:NewClaim"))["spec"]["versions"][
+        0
+    ]["schema"]
     request = schema["openAPIV3Schema"]["properties"]["spec"]["properties"]["claims"]["items"]
     added = [
         one["rule"].partition(" || (!has(self.oneOf)")[0]

@@ -10,7 +10,7 @@ import pytest
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
-from devalloc.api.meta import ObjectMeta
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim

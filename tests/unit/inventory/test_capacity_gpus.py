@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.api.meta import UNAVAILABLE, ObjectMeta
+from devalloc.api.meta import UNAVAILABLE
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
 from devalloc.api.quantity import Quantity
 from devalloc.inventory.capacity.gpus import GpuMemory, GpuStatus, gpu_status

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.api.decode import decode
-from devalloc.api.meta import ObjectMeta
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.quantity import Quantity
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.discover import discover

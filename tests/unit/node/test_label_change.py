@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.discover import Discovery
@@ -34,7 +35,7 @@ RESERVED = "reserved: the boot display"
 def card(name: str) -> DevicePool:
     devices = [Device(name="free"), Device(name="busy", attributes=[Attribute.of(meta.UNAVAILABLE, RESERVED)])]
     spec = DevicePoolSpec(node_name="node-a", driver="gpu.devalloc.io", devices=devices)
-    return DevicePool(metadata=meta.ObjectMeta(name=name), spec=spec)
+    return DevicePool(metadata=ObjectMeta(name=name), spec=spec)
 
 
 @dataclass

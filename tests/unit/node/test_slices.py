@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.fields import is_label, is_subdomain_name
-from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
+from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
 from devalloc.api.json_content import escape_invalid_unicode
-from devalloc.api.meta import ObjectMeta
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machines
 from devalloc_solver import Fleet, capacity, solve_manifests

@@ -12,7 +12,7 @@ from devalloc.api.claim import DeviceClaimDetail, DeviceConfigReference
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClassSpec
 from devalloc.api.fields import AmountField, ApiModel, PlainName, Positive, Text
-from devalloc.api.meta import ObjectMeta
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc.api.validation.schema import field_schemas

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, DeviceClaimStatus, check_annotations
 from devalloc.api.decode import decode, metadata_slips
 from devalloc.api.fields import INT64_MAX, ApiModel, is_label, is_subdomain_name, plain_name
-from devalloc.api.meta import DEVICE_RECORDS, DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
+from devalloc.api.meta import DEVICE_RECORDS, DEVMGMT, GROUP, NODE, PRIORITY, parse_time
 from devalloc.api.node_rules import FIELD, NodeRestriction, node_restrictions, restrictions_of
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.owner_names import as_of_object, is_object, read_name
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem

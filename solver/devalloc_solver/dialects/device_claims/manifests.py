@@ -18,12 +18,13 @@ from devalloc.api.fields import ApiModel
 from devalloc.api.findings import text_fact
 from devalloc.api.json_content import is_valid_unicode
 from devalloc.api.node_rules import restrictions_of
+from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.owner_names import read_name
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc.api.replica_set import VirtualMachineReplicaSet
-from devalloc.api.views import claim_key_or_none, recover_status
+from devalloc.api.unreadable_claims import claim_key_or_none, recover_status
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.api.virtual_machine_migration import VirtualMachineMigration
 from devalloc_solver.pipeline.units import RejectedClaim
@@ -32,7 +33,7 @@ from devalloc_solver.problem.snapshot import without_duplicate_pools
 
 # Here rather than with the first object of each: every user of the solver needs them, and the first answer should take
 # no longer than the second.
-for _model in (meta.ObjectMeta, Attribute, Device, DevicePool, DeviceClass, DeviceClaimStatus, DeviceClaim):
+for _model in (ObjectMeta, Attribute, Device, DevicePool, DeviceClass, DeviceClaimStatus, DeviceClaim):
     _model.model_rebuild()
 
 ConfigKey = tuple[str, str, str, str]
