@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc.backoff import Backoff
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 
@@ -44,8 +43,6 @@ CAPACITY_CACHE_SECONDS = 10.0
 """Seconds for which the host's capacity is cached."""
 MACHINE_START_SECONDS = 5.0
 """Seconds that a permit waits for a machine that is starting."""
-LISTEN_SECONDS, MAX_LISTEN_SECONDS = 5.0, 60.0
-"""Seconds before the permit server tries its port again, doubled after each failure; the maximum."""
 _REJOIN_ADVICE = "Register this host as Node {node} again. If that Node will not come back, "
 _FENCE_ADVICE = (
     f"{_REJOIN_ADVICE}restart this host, so that none of these machines runs, then take them away from that Node "
@@ -375,16 +372,24 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
         migration_seconds=scaling.server.migration_seconds,
         **vars(replace(scaling.server.arithmetic, unit=scaling.unit)),
     )
-    backoff = Backoff(LISTEN_SECONDS, MAX_LISTEN_SECONDS)
 
     def ready(at: ServerAddresses) -> None:
-        backoff.reset()
         not_ours.clear()
         say("permit server at http://{}:{}/".format(*at.requests))
 
     def waiting(text: str) -> None:
         not_ours.clear()  # the holder of the lease may take the port, too
         say(text)
+
+    def unheard(error: OSError) -> None:
+        if not not_ours.is_set():
+            why = os.strerror(error.errno or 0)
+            say(
+                "WARNING: no permits, so machines cannot grow: the permit server cannot listen on port "
+                f"{settings.port} of {settings.host}: {why}; stop the program that uses the port, or choose "
+                "another one with --permits-port; devalloc keeps trying"
+            )
+        not_ours.set()
 
     server = PermitServer(
         PermitServices(
@@ -396,28 +401,14 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
             migrator=StoreMigrator(store),
             can_move=MovableMachines(store),
             ready=ready,
+            unheard=unheard,
             waiting=waiting,
         )
     )
 
     def run(stop: threading.Event) -> None:
         with _serve_ledgers(server, dump if isinstance(dump, Path) else None, stop):
-            serve(stop)
-
-    def serve(stop: threading.Event) -> None:
-        while not stop.is_set():
-            try:
-                server.run(stop)
-            except OSError as error:
-                if not not_ours.is_set():
-                    why = os.strerror(error.errno or 0)
-                    say(
-                        "WARNING: no permits, so machines cannot grow: the permit server cannot listen on port "
-                        f"{settings.port} of {settings.host}: {why}; stop the program that uses the port, or choose "
-                        "another one with --permits-port; devalloc keeps trying"
-                    )
-                not_ours.set()
-                stop.wait(backoff.next_delay())
+            server.run(stop)
 
     return run
 

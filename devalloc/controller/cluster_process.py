@@ -323,7 +323,7 @@ class ClusterProcess:
                 ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
                 self._settings.namespace,
                 replace(self._settings.permits, migrates=error is None),
-                sources=[NeonMachines(self.store, stamp, self._pod_store)] if self._settings.permits.neon else [],
+                sources=[NeonMachines(self.store, stamp, self._pod_store)] if self._settings.neon else [],
                 on_serving=self._on_permits,
             )
             loops["permits"] = self._permits.run

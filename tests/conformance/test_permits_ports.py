@@ -35,7 +35,7 @@ def listener() -> socket.socket:
 
 
 def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_wiring, "LISTEN_SECONDS", 0.05)
+    monkeypatch.setattr(server, "LISTEN_SECONDS", 0.05)
     with listener() as other, closing(SQLiteStore(tmp_path / "store.db")) as store:
         port = other.getsockname()[1]
         scaling = ScalingSettings(server=ServerPorts(port, None))

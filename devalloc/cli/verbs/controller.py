@@ -366,7 +366,6 @@ def _permits(options: ControllerOptions) -> PermitListenAddress | None:
         arithmetic=permit_arithmetic(options.arithmetic, options.compat, unit),
         plain=_plain(options),
         migration_seconds=options.migrations.deadline,
-        neon=options.neon,
     )
 
 

@@ -60,6 +60,18 @@ class PermitGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class PermitRefused:
+    """Why a request is not granted."""
+
+    status: int
+    """As of HTTP."""
+    text: str
+
+
+PermitAnswer = PermitGrant | PermitRefused
+
+
+@dataclass(frozen=True, slots=True)
 class PermitRecord:
     """What is to be written of one machine."""
 

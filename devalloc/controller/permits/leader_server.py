@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 
-from devalloc.backoff import Backoff
 from devalloc.controller.authorization import PostRequest
 from devalloc.controller.certificate import self_signed_with_pem
 from devalloc.controller.permits.billing_usage import ConfigMapStore, UsageStore
@@ -57,8 +56,6 @@ class PermitListenAddress:
     """Machines whose labels allow it are migrated when their node has too little room."""
     migration_seconds: float = Settings.migration_seconds
     """Time limit of the migrations that the server begins."""
-    neon: bool = False
-    """NeonVM's machines count as well, and get permits."""
 
 
 class LeaderPermitServer:
@@ -112,6 +109,7 @@ class LeaderPermitServer:
                 can_move=MovableMachines(store),
                 usage=UsageStore(config_map_store, namespace),
                 ready=self._ready,
+                unheard=self._cannot_listen,
             )
         )
 
@@ -125,16 +123,13 @@ class LeaderPermitServer:
         self._unheard = time.monotonic()  # until it listens
         reporter = threading.Thread(target=self._teller.run, args=(stop,), name="permits-place", daemon=True)
         reporter.start()
-        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
-        while not stop.is_set():
-            try:
-                self.server.run(stop)
-            except OSError as error:
-                self._unheard = time.monotonic() if self._unheard is None else self._unheard
-                why = os.strerror(error.errno or 0)
-                log.error("permit server not listening: %s port %d (--permits): %s", self._at.host, self._at.port, why)
-                stop.wait(backoff.next_delay())
+        self.server.run(stop)
         reporter.join(MAX_RETRY_SECONDS)
+
+    def _cannot_listen(self, error: OSError) -> None:
+        self._unheard = time.monotonic() if self._unheard is None else self._unheard
+        why = os.strerror(error.errno or 0)
+        log.error("permit server not listening: %s port %d (--permits): %s", self._at.host, self._at.port, why)
 
     def _ready(self, addresses: ServerAddresses) -> None:
         self._unheard = None

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Protocol, TypeVar
 
 from devalloc.api.meta import parse_time
 from devalloc.api.reasons import Reason
-from devalloc.controller.permits.decide import NODE_PRESSURE, ConditionValue, PermitGrant
+from devalloc.controller.permits.decide import NODE_PRESSURE, ConditionValue, PermitAnswer, PermitGrant, PermitRefused
 from devalloc.controller.permits.ledger import (
     MIGRATING,
     SHOULD_MIGRATE,
@@ -22,7 +22,6 @@ from devalloc.controller.permits.ledger import (
     machines_to_migrate,
 )
 from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.scaling.permits.ledger import MachineKey
 
 log = logging.getLogger(__name__)
@@ -87,14 +86,14 @@ class MigrationTracker:
         """What the migrator was told here, and whether it has answered. What another server wrote down, it may not have
         come to tell."""
 
-    async def answered(self, granted: PermitGrant) -> HttpResponse:
-        """The response. If a migration is to begin, the migrator is asked first. What was granted stays so."""
+    async def answered(self, granted: PermitGrant) -> PermitAnswer:
+        """Return what to answer. If a migration is to begin, the migrator is asked first. What was granted stays so."""
         if not granted.begins_migration or self._migrator is None:
-            return HttpResponse(200, granted.body, JSON)
+            return granted
         begun = await self._begin(granted.key, granted.node)
         if begun is None:
-            return HttpResponse(500, b"the migration could not begin")
-        return HttpResponse(200, granted.body if begun else granted.without_migration, JSON)
+            return PermitRefused(500, "the migration could not begin")
+        return granted if begun else replace(granted, body=granted.without_migration)
 
     async def run(self, interval: float) -> None:
         """Look at them now and then."""

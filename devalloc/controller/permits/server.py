@@ -20,10 +20,11 @@ from typing import Any
 
 from aiohttp import web
 
+from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits.billing_usage import BillingUsage, UsageStore
 from devalloc.controller.permits.caller_auth import ANYONE, PROXY, Caller, CallerRejected
-from devalloc.controller.permits.decide import PermitGrant
+from devalloc.controller.permits.decide import PermitGrant, PermitRefused
 from devalloc.controller.permits.hosts import HostSource
 from devalloc.controller.permits.leadership import Leadership, new_holder, permits_lease
 from devalloc.controller.permits.ledger import CanMigrate, PermitLedgers, has_no_devices
@@ -103,6 +104,8 @@ def _amounts(of: Resources) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 DUMP_RETRY_SECONDS = 30.0
 """How long after a port other than that for requests was in use it is tried again."""
+LISTEN_SECONDS, MAX_LISTEN_SECONDS = 2.0, 60.0
+"""The same for that port: twice as long each time, but not longer."""
 CLIENT_SECONDS = 60.0
 """The log has at most one line in this time about clients of one kind."""
 
@@ -166,6 +169,8 @@ class PermitServices:
     """Where it stores what is billed; None: in the store."""
     ready: Callable[[ServerAddresses], None] = lambda addresses: None
     """Called in its thread each time it begins to listen."""
+    unheard: Callable[[OSError], None] | None = None
+    """The same each time it cannot listen for requests, which it tries again; None: it raises that."""
     waiting: Callable[[str], None] = log.warning
     """The same each time it begins to wait for another process's lease."""
 
@@ -191,6 +196,7 @@ class PermitServer:
         )
         self.metrics = PermitMetrics(self.book, lambda: self.usage.stored_totals)
         self._waits_for: str | None = None
+        self._listening = Backoff(LISTEN_SECONDS, MAX_LISTEN_SECONDS)
         self._loop: asyncio.AbstractEventLoop | None = None
         """While it serves."""
         # Apart from the threads of the store, which write while tokens are looked at.
@@ -199,7 +205,8 @@ class PermitServer:
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set: whenever this server has the lease.
 
-        What is wrong with the store for a time is waited out. Raises OSError if it cannot listen for requests.
+        What is wrong with the store for a time is waited out. Raises OSError if it cannot listen for requests, unless
+        ``unheard`` takes note of that.
         """
         if self.settings.callers is not None:
             self._asking = ThreadPoolExecutor(4, "permits-callers")
@@ -230,8 +237,13 @@ class PermitServer:
             except (StoreError, TimeoutError) as error:
                 log.warning("not serving permits: %s; trying again", error or "reading all objects took too long")
                 stop.wait(RETRY_SECONDS)
-            except OSError:
-                raise
+            except OSError as error:
+                if self._services.unheard is None:
+                    raise
+                with suppress(StoreError):
+                    self.lease.give()
+                self._services.unheard(error)
+                stop.wait(self._listening.next_delay())
             except Exception:
                 log.exception("not serving permits; starting again from the state of the store")
                 stop.wait(RETRY_SECONDS)
@@ -305,6 +317,7 @@ class PermitServer:
                         ),
                     )
                 ]
+                self._listening.reset()
                 self._services.ready(ServerAddresses(address, *extra))
                 log.info("serving permits at %s:%d", *address)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -421,11 +434,17 @@ class PermitServer:
             body = await read_body(request, MAX_BODY, self.settings.request_seconds) if posted else b""
             decoded = decode_request(body, request.method)
             version = str(decoded.version)
-            decision = await writer.ask(decoded, lambda: is_disconnected(request), caller.node, by_pod=caller.by_pod)
-            response = await moves.answered(decision) if isinstance(decision, PermitGrant) else decision
+            answer = await writer.ask(decoded, lambda: is_disconnected(request), caller.node, by_pod=caller.by_pod)
+            if isinstance(answer, PermitGrant):
+                answer = await moves.answered(answer)
         except RequestError as refused:
             log.debug("refused: %s", refused)
-            response = HttpResponse(refused.status, refused.text.encode("utf-8", "replace"))
+            answer = PermitRefused(refused.status, refused.text)
+        response = (
+            HttpResponse(200, answer.body, JSON)
+            if isinstance(answer, PermitGrant)
+            else HttpResponse(answer.status, answer.text.encode("utf-8", "replace"))
+        )
         self.metrics.requests.labels(version, str(response.status)).inc()
         self.metrics.seconds.observe(time.perf_counter() - began)
         return response

@@ -25,13 +25,20 @@ from typing import Any, TypeVar
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import KIND as LEASE
 from devalloc.controller.leader.lease import LeaseLost
-from devalloc.controller.permits.decide import ConditionValue, PermitGrant, PermitRecord, PermitTransaction, RetryLater
+from devalloc.controller.permits.decide import (
+    ConditionValue,
+    PermitAnswer,
+    PermitGrant,
+    PermitRecord,
+    PermitRefused,
+    PermitTransaction,
+    RetryLater,
+)
 from devalloc.controller.permits.hosts import FrozenHosts
 from devalloc.controller.permits.leadership import Leadership
 from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.sources import MAX_BATCH, MachineSource, MachineSources
-from devalloc.net.http_server import HttpResponse
 from devalloc.scaling.messages.permits import PermitRequest
 from devalloc.scaling.messages.permits import RequestError as BadRequest
 from devalloc.scaling.permits.ledger import MachineKey
@@ -73,10 +80,10 @@ class _QueuedRequest:
     by_pod: bool
     """It names machines by their runner pods only."""
     has_gone: Callable[[], bool]
-    answer: asyncio.Future[HttpResponse | PermitGrant]
+    answer: asyncio.Future[PermitAnswer]
 
 
-_DecidedRequest = tuple[_QueuedRequest, HttpResponse | PermitGrant]
+_DecidedRequest = tuple[_QueuedRequest, PermitAnswer]
 """A request, and what is to be told."""
 
 
@@ -216,12 +223,12 @@ class PermitWriter:
 
     async def ask(
         self, request: PermitRequest, has_gone: Callable[[], bool], node: str | None = None, *, by_pod: bool = False
-    ) -> HttpResponse | PermitGrant:
+    ) -> PermitAnswer:
         """The answer, after it was written. ``has_gone``: whether the caller has gone. ``node``: the one whose
         machines may be asked for; None: all. ``by_pod``: the request names a runner pod, not a machine."""
         if self._queue.qsize() >= MAX_WAITING:
-            return HttpResponse(503, b"too many are waiting; ask again")
-        answer: asyncio.Future[HttpResponse | PermitGrant] = asyncio.get_running_loop().create_future()
+            return PermitRefused(503, "too many are waiting; ask again")
+        answer: asyncio.Future[PermitAnswer] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(_QueuedRequest(request, node, by_pod, has_gone, answer))
         self._waiting += 1
         return await answer
@@ -236,7 +243,7 @@ class PermitWriter:
             item = self._queue.get_nowait()
             if isinstance(item, _QueuedRequest):
                 self._waiting -= 1
-                _answer_all([item], HttpResponse(503, b"this server does not answer any more; ask again"))
+                _answer_all([item], PermitRefused(503, "this server does not answer any more; ask again"))
 
     async def run(self) -> None:
         """Decide for ever. Raises LeaseLost."""
@@ -251,18 +258,18 @@ class PermitWriter:
                 if requests or self._due:
                     await self._decide(requests)
             except LeaseLost:
-                _answer_all(requests, HttpResponse(503, b"another server answers now; ask again"))
+                _answer_all(requests, PermitRefused(503, "another server answers now; ask again"))
                 raise
             except StoreError as error:
                 # It is unknown whether it was written. Read everything again before the next decision.
                 log.warning("cannot write permits: %s", error)
                 self._stale, self._is_certain = True, False
                 self._metrics.commits.labels("failed").inc()
-                _answer_all(requests, HttpResponse(503, b"permits cannot be written now; ask again"))
+                _answer_all(requests, PermitRefused(503, "permits cannot be written now; ask again"))
             except Exception:
                 log.exception("could not decide requests; continuing with the state of the store")
                 self._stale, self._is_certain = True, False
-                _answer_all(requests, HttpResponse(500, b"internal error"))
+                _answer_all(requests, PermitRefused(500, "internal error"))
 
     async def _next(self) -> list[_QueuedRequest | StoreChanges | _WakeUp]:
         """What there is to do; nothing if what is due is to be tried again."""
@@ -381,7 +388,7 @@ class PermitWriter:
                 lane.is_suspended = True
                 self.book.doubt(lane.source.kind, failed.permits)
                 self._metrics.commits.labels("failed").inc()
-        _answer_all(requests, HttpResponse(503, f"{name} cannot be written now; ask again".encode()))
+        _answer_all(requests, PermitRefused(503, f"{name} cannot be written now; ask again"))
         return []
 
     def _one_each(self, requests: Iterable[_QueuedRequest]) -> tuple[list[_QueuedRequest], list[_QueuedRequest]]:
@@ -444,7 +451,7 @@ class PermitWriter:
                 requests = await self._take_over(draft, decided, outcomes, records, due)
                 if not requests and not due:
                     return later
-        _answer_all(requests, HttpResponse(503, b"the VirtualMachine keeps changing; ask again"))
+        _answer_all(requests, PermitRefused(503, "the VirtualMachine keeps changing; ask again"))
         return later
 
     async def _take_over(
@@ -474,9 +481,7 @@ class PermitWriter:
         for item, answer in decided:
             if isinstance(answer, PermitGrant) and answer.key in refused:
                 log.warning("cannot write a permit on %s/%s: %s", *answer.key, refused[answer.key])
-                _answer_all(
-                    [item], HttpResponse(503, b"the store does not take the permit: " + refused[answer.key].encode())
-                )
+                _answer_all([item], PermitRefused(503, "the store does not take the permit: " + refused[answer.key]))
             elif isinstance(answer, PermitGrant) and answer.key in lost:
                 left.append(item)
         await self._reread(lost)
@@ -511,7 +516,7 @@ class PermitWriter:
         finally:
             self._metrics.committing.observe(time.perf_counter() - began)
 
-    def _decided(self, draft: PermitTransaction, item: _QueuedRequest) -> HttpResponse | PermitGrant:
+    def _decided(self, draft: PermitTransaction, item: _QueuedRequest) -> PermitAnswer:
         """Raises RetryLater."""
         try:
             return draft.answer(item.request, item.node, by_pod=item.by_pod)
@@ -519,10 +524,10 @@ class PermitWriter:
             raise
         except BadRequest as refused:
             log.debug("refused: %s", refused)
-            return HttpResponse(refused.status, refused.text.encode("utf-8", "replace"))
+            return PermitRefused(refused.status, refused.text)
         except Exception:
             log.exception("could not decide a request of %s", item.request.pod)
-            return HttpResponse(500, b"internal error")
+            return PermitRefused(500, "internal error")
 
     def _tell(self, decided: Iterable[_DecidedRequest]) -> None:
         for item, answer in decided:
@@ -601,19 +606,19 @@ def _is_abandoned(item: _QueuedRequest) -> bool:
     come by another way, so it is not decided."""
     if item.answer.done() or not item.has_gone():
         return item.answer.cancelled()
-    item.answer.set_result(HttpResponse(503, b"you have gone"))
+    item.answer.set_result(PermitRefused(503, "you have gone"))
     return True
 
 
-def _is_written(draft: PermitTransaction, answer: HttpResponse | PermitGrant) -> bool:
+def _is_written(draft: PermitTransaction, answer: PermitAnswer) -> bool:
     """Whether an answer tells of something that is not in the store yet."""
     return isinstance(answer, PermitGrant) and draft.writes(answer.key)
 
 
-def _answer_all(requests: Iterable[_QueuedRequest], response: HttpResponse) -> None:
+def _answer_all(requests: Iterable[_QueuedRequest], refusal: PermitRefused) -> None:
     for item in requests:
         if not item.answer.done():
-            item.answer.set_result(response)
+            item.answer.set_result(refusal)
 
 
 def _now() -> str:

@@ -109,7 +109,6 @@ def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> 
     options = build(ControllerOptions, context.params)
     at = _permits(options)
     assert at is not None
-    assert at.neon
     assert at.migration_seconds == 3 * 3600.0
     assert at.arithmetic == PermitArithmetic(
         era=ProtocolEra.NEWEST,

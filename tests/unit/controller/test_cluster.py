@@ -180,7 +180,7 @@ def test_claims_do_not_wait_for_neons_machines(fails: str) -> None:
             raise ApiError(500, "InternalError", "failed calling webhook: connection refused")
 
     client.list, client.before = listed, before  # type: ignore[method-assign]
-    permits = PermitListenAddress("127.0.0.1", 0, "127.0.0.1", neon=True)
+    permits = PermitListenAddress("127.0.0.1", 0, "127.0.0.1")
     with running(client, neon=True, permits=permits) as cluster:
         until(lambda: cluster.controller.state == "leading")
         if fails == "rights":  # without them devalloc's own machines get no permits either

@@ -237,6 +237,7 @@ def test_the_leader_writes_its_removed_address_again(kube: FakeKube, monkeypatch
 def test_readiness_shows_since_when_no_permits_are_served(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     """By it the controller is not ready: for its port is taken, or the ConfigMap may not be written."""
     monkeypatch.setattr("devalloc.controller.permits.leader_server.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("devalloc.controller.permits.server.LISTEN_SECONDS", 0.01)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as other:
         process = Leading(kube, "one", other.getsockname()[1])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.permits import writer as writer_module
-from devalloc.controller.permits.decide import PermitGrant, PermitRecord
+from devalloc.controller.permits.decide import PermitAnswer, PermitRecord, PermitRefused
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
@@ -23,7 +23,6 @@ from devalloc.controller.permits.neon_vms import NEON_MACHINES, PERMIT, NeonMach
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.sources import MachineSources
 from devalloc.controller.permits.writer import OutcomeUnknown, PermitWriter, StoreChanges
-from devalloc.net.http_server import HttpResponse
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store import Change, CommitOutcomes
@@ -242,7 +241,7 @@ def test_a_request_for_a_machine_that_came_unheard_of_is_written_as_that_machine
     with slow_writer(both, monkeypatch) as writer:
         put(both, "vm1", obj)
 
-        async def course() -> HttpResponse | PermitGrant:
+        async def course() -> PermitAnswer:
             writer.see(StoreChanges(gap=True))
             deciding = asyncio.create_task(writer.run())
             try:
@@ -251,5 +250,4 @@ def test_a_request_for_a_machine_that_came_unheard_of_is_written_as_that_machine
                 deciding.cancel()
 
         answer = asyncio.run(course())
-        assert isinstance(answer, HttpResponse)
-        assert answer == HttpResponse(503, b"machines of NeonVM cannot be written now; ask again")
+        assert answer == PermitRefused(503, "machines of NeonVM cannot be written now; ask again")
