@@ -186,10 +186,14 @@ def _order_of_devices(model: BatchModel) -> LinearTerms:
     Which of the devices that draw the same go to which claim is dealt afterwards (``pipeline.natural_order``); without
     this, 17 of 212 random batches take devices that draw something else and come later.
     """
-    pools = model.snapshot.pools
+    pools, groups = model.snapshot.pools, model.device_groups
+    used_pools = {groups[group_index].pool for group_index in model.devices_used}
+    last = max([len(pools[pool].devices) for pool in used_pools if not pools[pool].comes_last], default=0)
     return [
         (
-            model.device_groups[group_index].one.index - pools[model.device_groups[group_index].pool].devices[0].index,
+            groups[group_index].one.index
+            - pools[groups[group_index].pool].devices[0].index
+            + (last if pools[groups[group_index].pool].comes_last else 0),
             used,
         )
         for group_index, used in model.devices_used.items()

@@ -117,6 +117,8 @@ class Pool:
     driver: str
     resources: Mapping[str, Resource]
     devices: tuple[Device, ...]
+    comes_last: bool = False
+    """whether its devices come after all others in natural order"""
     records: dict[str, DeviceRecord] = field(default_factory=dict, init=False, repr=False)
     """what claims record of its devices (``problem.ghosts``), as far as that was asked for"""
     given: dict[int, Any] = field(default_factory=dict, init=False, repr=False)
@@ -221,7 +223,7 @@ def renumber(pools: Iterable[Pool]) -> list[Pool]:
 def numbered_from(pool: Pool, number: int, first: int) -> Pool:
     """The pool under another number, and its devices numbered from ``first`` on."""
     members = tuple([with_index(device, n, number) for n, device in enumerate(pool.devices, first)])
-    return Pool(number, pool.node, pool.name, pool.driver, pool.resources, members)
+    return Pool(number, pool.node, pool.name, pool.driver, pool.resources, members, pool.comes_last)
 
 
 def with_index(device: Device, index: int, pool: int) -> Device:

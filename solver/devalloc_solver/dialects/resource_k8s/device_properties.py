@@ -109,7 +109,11 @@ def make_snapshot(
         devices = tuple(
             reader.device(offer, len(pools), draws.get(offer.index), is_local=where is not None) for offer in members
         )
-        pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
+        pools.append(
+            core.Pool(
+                len(pools), where, pool.title, pool.driver, resources, devices, comes_last=pool.has_binding_conditions
+            )
+        )
     return core.join_pools(pools, nodes)
 
 

@@ -72,7 +72,7 @@ class ResourcePool:
 
     @property
     def has_binding_conditions(self) -> bool:
-        return any(device.binding_conditions for one in self.slices for device in one.devices)
+        return any(one.order[0] for one in self.slices)
 
 
 def faults_by_driver(left_out: Mapping[str, str], pools: Iterable[ResourcePool]) -> dict[str, str]:
@@ -242,7 +242,7 @@ class SliceBook:
         generation = max(resource_slice.spec.pool.generation for resource_slice in near)
         newest = [resource_slice for resource_slice in near if resource_slice.spec.pool.generation == generation]
         if len(newest) > 1:
-            newest.sort(key=lambda one: (one.name, [device.name for device in one.devices]))
+            newest.sort(key=lambda one: (*one.order, [device.name for device in one.devices]))
         hidden: list[ResourceSlice] = []
         of_network = key in self._network_pools
         counts = {resource_slice.spec.pool.slice_count for resource_slice in newest}
@@ -480,4 +480,4 @@ def _merged_pool(sightings: list[tuple[ResourcePool, ClusterNode]]) -> PoolView:
 
 
 def _distinct_slices(slices: Iterable[ResourceSlice]) -> tuple[ResourceSlice, ...]:
-    return tuple(sorted({id(one): one for one in slices}.values(), key=lambda one: one.name))
+    return tuple(sorted({id(one): one for one in slices}.values(), key=lambda one: one.order))

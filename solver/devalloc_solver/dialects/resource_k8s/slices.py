@@ -510,6 +510,11 @@ class ResourceSlice(Tolerant):
         return self.spec.devices
 
     @property
+    def order(self) -> tuple[bool, str]:
+        """In which order slices of a pool come: those with binding conditions last, as upstream's allocator has it."""
+        return any(device.binding_conditions for device in self.devices), self.name
+
+    @property
     def pool_id(self) -> tuple[str, str]:
         """(driver, pool): drivers may share the name of a pool."""
         return self.spec.driver, self.spec.pool.name

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver import dra
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES, PARTITIONABLE_DEVICES
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool, SliceBook
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 from devalloc_solver.dra import AllocationError
-from tests.support.dra_builders import counter_slice, device, devices, slice_
+from tests.support.dra_builders import ANY, claim, counter_slice, device, devices, node, request, slice_
 
 NODE = ClusterNode("n1", {"zone": "a"})
 
@@ -119,6 +120,31 @@ def test_pools_with_binding_conditions_come_last() -> None:
     ]
 
     assert [*pools(*slices)] == ["gpu.io/z", "nic.io/b", "gpu.io/a"]
+
+
+def test_slices_with_binding_conditions_come_last_in_their_pool() -> None:
+    """As in upstream's allocator, which takes the first devices that do."""
+    slices = [
+        slice_("a", [device("d0", bindingConditions=["ready"], bindingFailureConditions=["broken"])], count=2),
+        slice_("b", devices("d1"), count=2),
+    ]
+    (answer,) = dra.solve_manifests([*slices, ANY, claim(request())])["claims"]
+
+    assert [result["device"] for result in answer["allocations"]["devices"]["results"]] == ["d1"]
+
+
+def test_claims_that_are_answered_together_take_devices_with_binding_conditions_last() -> None:
+    """As they would one after the other: one of the claims needs such a device, for want of others like it."""
+    ready = [device("d0", {"model": 1}), device("d1", {"model": 2})]
+    conditions = {"bindingConditions": ["ready"], "bindingFailureConditions": ["broken"]}
+    unready = [device(f"d{n}", {"model": n + 1}, **conditions) for n in range(2)]
+    slices = [slice_("a", ready, pool="a", nodeName="n"), slice_("b", unready, pool="b", nodeName="n")]
+    first = request("r", 1, "device.attributes['gpu.io'].model == 1")
+    claims = [claim(first, name="c0"), claim(request(), name="c1"), claim(first, name="c2")]
+    answers = dra.solve_manifests([*slices, ANY, node("n"), *claims])["claims"]
+    taken = [result for each in answers for result in each["allocations"]["devices"]["results"]]
+
+    assert sum("bindingConditions" in result for result in taken) == 1
 
 
 @pytest.mark.parametrize(
