@@ -25,12 +25,17 @@ from devalloc.store import Object
 from devalloc_node.agent.actuator import memory_rounded_down
 from devalloc_node.agent.channels import ScaledMachine
 from devalloc_node.agent.cpu_time_server import RunnerAddress
-from devalloc_node.errors import Denied
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, NodeError
 from devalloc_node.host.linux import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
-from devalloc_node.machine.spec import MachineSpec, Nic, spec_of, whole_cpus
+from devalloc_node.machine.spec import MachineSpec, Nic, RateLimits, spec_of, whole_cpus
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.settings import Network, ScalingSettings
 from devalloc_node.vms.objects import Outcome
+
+SCALE_SECONDS = 10.0
+"""For one amount, or the rates: a guest that boots, or refuses, is asked again later."""
 
 
 class RunnerControl(Protocol):
@@ -122,6 +127,33 @@ def scaled_machine(
         vm.metadata.creation_timestamp or "",
         runner_pod,
     )
+
+
+def scale_by_load(
+    who: ScalingControl, operations: MachineOperations, vm: VirtualMachine, machine: MachineView, runner_pod: str = ""
+) -> list[Outcome]:
+    """Have a machine that runs scaled by its load; what is in the way. ``runner_pod``: as of ``scaled_machine``."""
+    if vm.spec.scaling is None:
+        return []
+    try:
+        who.keep(scaled_machine(vm, vm.spec.scaling, machine, who, runner_pod))
+    except NodeError as error:
+        who.drop(machine.key)
+        return [Outcome(error.code, error.message)]
+    if (report := who.report(machine.key)) is None:
+        return []
+    operations.want(machine.key, amounts_of(report.wanted))
+    why_not = scaling_reason(report)
+    return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
+
+
+def hold_to_rates(operations: MachineOperations, machine: MachineView, rates: RateLimits) -> list[Outcome]:
+    """Limit a machine that runs, also if another program has removed a limit since; what is not enforced."""
+    try:
+        missing = operations.limit_rates(machine.key, rates, Deadline.after(SCALE_SECONDS), owner=machine.uid)
+    except NodeError as error:
+        return [Outcome(error.code, error.message)]
+    return [Outcome("LimitNotEnforced", "; ".join(missing))] if missing else []
 
 
 def _check_address(address: str, machine: MachineView, who: ScalingControl) -> None:

@@ -11,25 +11,15 @@ from collections.abc import Callable, Sequence
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.worker import Again, Pace, Why, Worker
-from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.rates import is_limited
 from devalloc_node.machine.records import MachineView
 from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.vms.objects import Outcome
-from devalloc_node.vms.scaling import (
-    RunnerControl,
-    ScalingControl,
-    amounts_of,
-    offer_cpu_control,
-    scaled_machine,
-    scaling_reason,
-)
+from devalloc_node.vms.scaling import RunnerControl, ScalingControl, hold_to_rates, offer_cpu_control, scale_by_load
 
 log = logging.getLogger(__name__)
-LIMIT_SECONDS = 10.0
-"""For holding a machine to its rates."""
 PAUSE_SECONDS = 0.1
 """Between two rounds, however often machines change."""
 RETRY_SECONDS = 5.0
@@ -105,37 +95,19 @@ class ServiceMachines:
             self._problems.pop(key, None)
             return
         self._cared_for.add(key)
-        outcomes = [*self._scale(machine, vm), *offer_cpu_control(self._runners, vm, machine), *self._limit(machine)]
+        outcomes = []
+        if self._scaling is not None:
+            outcomes = scale_by_load(self._scaling, self._operations, vm, machine)
+        elif vm.spec.scaling is not None:
+            why = "it was created to scale by load, but this node does not scale (--scaling)"
+            outcomes = [Outcome("ScalingOff", why)]
+        outcomes += offer_cpu_control(self._runners, vm, machine)
+        if is_limited(machine.rates):
+            outcomes += hold_to_rates(self._operations, machine, machine.rates)
         if outcomes:
             self._problems[key] = outcomes[0]
         else:
             self._problems.pop(key, None)
-
-    def _scale(self, machine: MachineView, vm: VirtualMachine) -> list[Outcome]:
-        if vm.spec.scaling is None:
-            return []
-        if self._scaling is None:
-            return [Outcome("ScalingOff", "it was created to scale by load, but this node does not scale (--scaling)")]
-        try:
-            self._scaling.keep(scaled_machine(vm, vm.spec.scaling, machine, self._scaling))
-        except NodeError as error:
-            self._scaling.drop(machine.key)
-            return [Outcome(error.code, error.message)]
-        if (report := self._scaling.report(machine.key)) is None:
-            return []
-        self._operations.want(machine.key, amounts_of(report.wanted))
-        why_not = scaling_reason(report)
-        return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
-
-    def _limit(self, machine: MachineView) -> list[Outcome]:
-        """Limit it to its rates, also if another program has removed a limit since its start."""
-        if not is_limited(machine.rates):
-            return []
-        try:
-            missing = self._operations.limit_rates(machine.key, machine.rates, Deadline.after(LIMIT_SECONDS))
-        except NodeError as error:
-            return [Outcome(error.code, error.message)]
-        return [Outcome("LimitNotEnforced", "; ".join(missing))] if missing else []
 
     def _leave(self, key: str) -> None:
         self._cared_for.discard(key)

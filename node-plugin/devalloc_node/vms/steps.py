@@ -32,15 +32,16 @@ from devalloc_node.vms.objects import Outcome, retry_delay
 from devalloc_node.vms.readiness import ReportReader, finished_message, migratability, readiness
 from devalloc_node.vms.restarts import RestartBackoff
 from devalloc_node.vms.scaling import (
+    SCALE_SECONDS,
     RunnerControl,
     ScalingControl,
     amounts_of,
     capped_by_permit,
     guest_amounts,
+    hold_to_rates,
     limited_to_permit,
     offer_cpu_control,
-    scaled_machine,
-    scaling_reason,
+    scale_by_load,
 )
 from devalloc_node.vms.situation import Situation, Whose, is_unreserved, read_situation
 from devalloc_node.vms.spec_changes import is_to_restart, pending_changes, with_numa_node
@@ -48,8 +49,6 @@ from devalloc_node.vms.start_refusals import GIVEN_BACK, HOST_FILES, SOON_SECOND
 
 log = logging.getLogger(__name__)
 
-SCALE_SECONDS = 10.0
-"""For one amount: a guest that boots, or refuses, is asked again later."""
 DISK_SECONDS = 0.3
 """After CPUs were let run again: what failed is repeated at once, and if that fails they stand still."""
 _AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
@@ -482,7 +481,6 @@ class MachineReconciler:
 
     def _resize(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
         """Scale it to what its spec says, or to what its guest needs; why it does not have that yet."""
-        key = machine.key
         if vm.spec.scaling is None:
             return self._scale(vm, held, machine)
         if self._scaling is None:
@@ -491,19 +489,9 @@ class MachineReconciler:
             return [*self._scale(vm, held, machine), Outcome("ScalingOff", f"{why}; {has}")]
         if machine.phase != "Running":
             if machine.phase != "Unknown":  # a QEMU that is silent for a moment is no other machine afterwards
-                self.leave(key)
+                self.leave(machine.key)
             return []
-        try:
-            pod = objects.runner_pod(held)
-            self._scaling.keep(scaled_machine(vm, vm.spec.scaling, machine, self._scaling, pod))
-        except NodeError as error:
-            self.leave(key)
-            return [Outcome(error.code, error.message)]
-        if (report := self._scaling.report(key)) is None:
-            return []
-        self._operations.want(key, amounts_of(report.wanted))
-        why_not = scaling_reason(report)
-        return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
+        return scale_by_load(self._scaling, self._operations, vm, machine, objects.runner_pod(held))
 
     def leave(self, key: str) -> None:
         """Stop scaling it."""
@@ -547,13 +535,7 @@ class MachineReconciler:
         if not any(map(is_limited, (running.rates, machine.rates, now.rates))):
             return []
         wanted = of_running(running, now, machine.rates, is_admitted=not self._is_unplaced(held, vm))
-        try:
-            missing = self._operations.limit_rates(
-                machine.key, wanted, Deadline.after(SCALE_SECONDS), owner=machine.uid
-            )
-        except NodeError as error:
-            return [Outcome(error.code, error.message)]
-        return [Outcome("LimitNotEnforced", "; ".join(missing))] if missing else []
+        return hold_to_rates(self._operations, machine, wanted)
 
     def _go_on(self, machine: MachineView, uid: str) -> list[Outcome]:
         """Let its CPUs run after its disk failed. If the disk still fails, they stop again at once."""
