@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from devalloc.api.quantity import floor_blocks
@@ -45,13 +45,31 @@ class CheckedUse:
         return "/".join(self.key) + (f": {self.label}" if self.label else "")
 
 
-class PoolUse:
-    """What is in use of one pool."""
+class SharedTotals:
+    """The shares of one device, added up."""
 
-    __slots__ = ("closed", "drawn", "users")
+    __slots__ = ("amounts", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.amounts: dict[str, int] = {}
+
+    def add(self, use: CheckedUse, times: int) -> None:
+        self.count += times
+        for name, nano in use.amounts.items():
+            self.amounts[name] = self.amounts.get(name, 0) + times * nano
+
+
+class PoolUse:
+    """What is in use of one pool. Its sums tell quickly of most new uses that they break nothing."""
+
+    __slots__ = ("closed", "drawn", "groups", "shares", "users")
 
     def __init__(self) -> None:
         self.users: dict[CheckedDevice, list[CheckedUse]] = {}
+        self.shares: dict[CheckedDevice, SharedTotals] = {}
+        self.groups: Counter[str] = Counter()
+        """compatibility group -> uses of devices that carry it (S12a)"""
         self.drawn: dict[str, int] = {}
         """blocks of each resource that the devices in use draw, each device once (S12)"""
         self.closed = 0
@@ -65,7 +83,7 @@ class PoolUse:
     def add(self, use: CheckedUse) -> None:
         pooled, counted = use.pooled, use.counted
         users = self.users.get(pooled)
-        self.closed += counted.is_alone
+        self._sum_up(use, 1)
         if users is None:
             self.users[pooled] = users = [use]
             if pooled.draws or counted.blocks:
@@ -80,7 +98,7 @@ class PoolUse:
     def remove(self, use: CheckedUse) -> None:
         pooled, counted = use.pooled, use.counted
         users = self.users[pooled]
-        self.closed -= counted.is_alone
+        self._sum_up(use, -1)
         if len(users) == 1:
             if pooled.draws or counted.blocks:
                 self._draw(pooled, users, -1)
@@ -92,6 +110,43 @@ class PoolUse:
         else:
             users.remove(use)
 
+    def _sum_up(self, use: CheckedUse, times: int) -> None:
+        pooled = use.pooled
+        self.closed += times * use.counted.is_alone
+        for group in _groups_of(use):
+            self.groups[group] += times
+            if not self.groups[group]:
+                del self.groups[group]
+        if use.amounts:
+            totals = self.shares.get(pooled) or self.shares.setdefault(pooled, SharedTotals())
+            totals.add(use, times)
+            if not totals.count:
+                del self.shares[pooled]
+
+    def has_shares_for(self, pooled: CheckedDevice, new: Sequence[CheckedUse]) -> bool:
+        """Whether a device is used in shares only, the new ones included, and gives them all (S10, S11, S13)."""
+        totals = self.shares.get(pooled, _NO_SHARES)
+        if totals.count != len(self.users.get(pooled, ())) or not all(use.amounts for use in new):
+            return False
+        names = {name for use in new for name in use.amounts}
+        return all(
+            totals.amounts.get(name, 0) + sum(use.amounts.get(name, 0) for use in new) <= pooled.usable(name)
+            for name in names
+        )
+
+    def has_room_for(self, devices: Mapping[CheckedDevice, Sequence[CheckedUse]]) -> bool:
+        """Whether the pool has what new uses of its devices draw, and their groups are those in use (S12, S12a)."""
+        groups = {group for new in devices.values() for use in new for group in _groups_of(use)}
+        if groups and len(groups | self.groups.keys()) > 1:
+            return False
+        drawn = Counter(self.drawn)
+        for pooled, new in devices.items():
+            users = self.users.get(pooled, ())
+            if not users or any(use.counted.blocks for use in new):
+                drawn.update(_drawn_by(pooled, [*users, *new]))
+                drawn.subtract(_drawn_by(pooled, users) if users else {})
+        return all(drawn[name] <= capacity for pooled in devices for name, _, capacity in pooled.draws)
+
     def _draw(self, pooled: CheckedDevice, users: Sequence[CheckedUse], times: int) -> None:
         drawn = self.drawn
         if len(users) == 1 and not users[0].counted.blocks:
@@ -102,6 +157,7 @@ class PoolUse:
             drawn[name] = drawn.get(name, 0) + times * blocks
 
 
+_NO_SHARES = SharedTotals()
 _UNUSED = PoolUse()
 
 
@@ -128,6 +184,11 @@ class UsageAccount:
 
     def of(self, pool: CheckedPool) -> PoolUse:
         return self.pools.get(pool, _UNUSED)
+
+
+def _groups_of(use: CheckedUse) -> set[str]:
+    """The compatibility groups that a use counts for."""
+    return {group for group in (use.pooled.compatibility_group, use.counted.group) if group is not None}
 
 
 def _drawn_by(pooled: CheckedDevice, users: Iterable[CheckedUse]) -> dict[str, int]:
@@ -173,10 +234,12 @@ def conflicts(account: UsageAccount, uses: Sequence[CheckedUse]) -> Iterator[str
                 yield f"{new[0].user}: device {pooled} is given although its pool lacks what claims recorded (S18)"
             if earlier is None and len(new) == 1 and not new[0].amounts:
                 continue  # one user, who has all of it
+            if held.has_shares_for(pooled, new):
+                continue
             users = [*(earlier or ()), *new]
             yield from _whole_or_shared(users)
             yield from _shared_capacity(users)
-        if owner.pool.spec.resources or any(pooled.compatibility_group is not None for pooled in devices):
+        if not held.has_room_for(devices):
             together = {pooled: list(users) for pooled, users in held.users.items()}
             for pooled, new in devices.items():
                 together.setdefault(pooled, []).extend(new)
