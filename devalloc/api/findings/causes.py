@@ -182,12 +182,14 @@ def _rejects(step: Fact, style: Style, quoted: int | None = None) -> str:
 
 def _unknown_name(cause: Fact, style: Style) -> Words:
     """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is; in a sentence
-    maybe the ``device_class`` that asks for it."""
+    maybe the ``device_class`` that asks for it, or names of which the same is true (``also``)."""
     name, is_amount = style.code(cause["name"]), cause.get("what") == "amount"
+    names = [name, *map(style.code, cause.get("also", ()))]
+    name, every = listed(names, "or"), listed(names)
     what = f"shares of {name}" if is_amount else f"{cause.get('what', 'attribute')} {name}"
     text = f"{_few(cause['count'], cause['total'], *(('offers', 'offer') if is_amount else ()))} {what}"
     shorter = [f"{_few(cause['count'], cause['total'], 'shares', 'share')} {name}"] if is_amount else []
-    advice = _SELECT_OTHERS.get(cause.get("what", ""), "select by an attribute that devices have").format(name)
+    advice = _SELECT_OTHERS.get(cause.get("what", ""), "select by an attribute that devices have").format(every)
     if "device_class" in cause:
         shorter, advice = [text], "name another class"
         has = _few(cause["count"], cause["total"])

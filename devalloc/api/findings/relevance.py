@@ -131,7 +131,8 @@ def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
     first = next(filter(_says_why, causes), None)
     if first is None:
         return True
-    of = next((each for each in causes if each["code"] == Cause.NO_MATCH and "request" in each), {})
+    is_amount = first.get("what") == "amount"  # devices match a request for it: it is of another one
+    of = next((each for each in causes if each["code"] == Cause.NO_MATCH and "request" in each and not is_amount), {})
     cause = {**of, **first.get("cause", first)}
     is_in_use = bool(cause.get("free")) or cause["code"] in _IN_USE
     if is_in_use or change["kind"] in HOLDERS:
@@ -183,7 +184,20 @@ def _relevant_causes(finding: Finding) -> list[Fact]:
         has_none = [each for each in unknown if not each["count"]]
     is_withheld = bool(edits) and edits[0]["kind"] == "unavailable"
     says_enough = has_none or is_withheld or any(map(_says_why, remaining))
-    return [*remaining, *has_none] if says_enough else causes
+    shown = [*remaining, *_amounts_as_one(has_none)]  # a rule says less than a name, so a sentence leaves it out first
+    return sorted(shown, key=lambda each: each["code"] == Cause.STEP) if says_enough else causes
+
+
+def _amounts_as_one(unknown: Sequence[Fact]) -> Iterator[Fact]:
+    """Names that no device has, with one cause for the amounts that none of so many devices offers: what is to be
+    changed is of all of them."""
+    names: dict[object, list[str]] = {}
+    for each in unknown:
+        names.setdefault(each["total"] if each.get("what") == "amount" else id(each), []).append(each["name"])
+    for each in unknown:
+        name, *also = names[each["total"] if each.get("what") == "amount" else id(each)]
+        if each["name"] == name:
+            yield {**each, "also": also} if also else each
 
 
 def _with_what_fits(causes: Sequence[Fact], edits: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:
@@ -218,10 +232,10 @@ def _forms_of(name: str) -> tuple[str, str]:
 
 
 def _names_of(content: Any) -> Iterator[str]:
-    """The names in data: its texts, and the words of expressions."""
+    """The names in data: its texts, and the words of expressions. A number names nothing."""
     if isinstance(content, str):
-        yield content
-        yield from "".join(each if each.isalnum() or each in "_-" else " " for each in content).split()
+        words = "".join(each if each.isalnum() or each in "_-" else " " for each in content).split()
+        yield from (each for each in (content, *words) if not each.isdecimal())
     elif isinstance(content, Mapping):
         yield from (name for key, value in content.items() if key not in _NO_NAMES for name in _names_of(value))
     elif isinstance(content, list):

@@ -214,7 +214,9 @@ def _weighty(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
 def _first(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
     """Causes without the last ones."""
     for advice in (each for each in causes[1:] if each["code"] in _ADVISING):
-        yield from ([causes[0], advice], [advice])
+        yield [causes[0], advice]
+        if causes[0]["code"] not in _ADVISING and ("near" in advice or advice.get("what") != "amount"):
+            yield [advice]
     yield from (causes[:count] for count in range(len(causes) - 1, 0, -1))
 
 

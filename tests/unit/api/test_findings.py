@@ -216,6 +216,24 @@ def test_a_change_that_no_cause_is_about_has_its_own() -> None:
     )
 
 
+def test_a_number_that_is_in_a_cause_and_in_a_change_makes_neither_about_the_other() -> None:
+    few = fact(Cause.TOO_FEW, wanted=2, most="0", attributes=["model"])
+    none_shares = fact(Cause.UNKNOWN_NAME, name="memory", what="amount", count=0, total=4)
+    leave_out = {"kind": "amount", "resource": "memory", "path": "spec.claims[0].requests.memory", "request": "0"}
+    message = message_of(Finding([few, none_shares], [leave_out]))
+    assert message.startswith("none of 4 devices shares `memory`; ")
+
+
+def test_a_rule_comes_after_the_names_that_no_device_has() -> None:
+    """A sentence leaves out the rule first, and its first change is about what it says."""
+    step = fact(Cause.STEP, rule="constraints", args={"expression": "device.model == 'x' && " * 9}, count=4, total=4)
+    none_shares = fact(Cause.UNKNOWN_NAME, name="memory", what="amount", count=0, total=4)
+    relax = {"kind": "constraint", "path": "spec.claims[0].constraints", "request": "0"}
+    leave_out = {"kind": "amount", "resource": "memory", "path": "spec.claims[1].requests.memory", "request": "1"}
+    message = message_of(Finding([fact(Cause.NO_MATCH, request="0"), none_shares, step], [relax, leave_out, TAKEN]))
+    assert message.startswith("none of 4 devices offers shares of `memory`; remove spec.claims[1].requests.memory, and")
+
+
 def test_the_cause_comes_first_that_what_is_to_change_is_about() -> None:
     little = fact(Cause.TOO_LITTLE, resource="memory", wanted="3Gi", most="0")
     few = fact(Cause.TOO_FEW, wanted=9, most="3")

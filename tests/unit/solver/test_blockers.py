@@ -71,6 +71,39 @@ def test_of_two_amounts_one_that_no_device_shares_leaves_the_other() -> None:
     assert (blocker["resource"], blocker.keys() & {"most", "whole"}) == ("memory", set())
 
 
+@pytest.mark.parametrize(
+    ("requests", "also", "others"),
+    [
+        ([{"requests": {"cores": "2"}, "matchAttributes": ["numa"]}], {}, ["spec.claims[0].matchAttributes"]),
+        ([{"requests": {"cores": "2"}, "constraints": "device.model == 'x'"}], {}, ["spec.claims[0].constraints"]),
+        ([{"requests": {"cores": "2"}}], {"annotations": {"devalloc.io/node": "n9"}}, [None]),
+        ([{"requests": {"cores": "2"}}, {"requests": {"count": 5}}], {}, ["spec.claims[1].requests.count"]),
+        ([{"requests": {"cores": "2", "memory": "1"}}], {}, ["spec.claims[0].requests.memory"]),
+        ([{"requests": {"cores": "2"}}, {"requests": {"memory": "1"}}], {}, ["spec.claims[1].requests.memory"]),
+        ([{"requests": {"cores": "2", "count": 1}}], {}, []),
+    ],
+    ids=["attribute", "constraint", "node", "count", "amount", "amount of another request", "whole device"],
+)
+def test_an_amount_that_no_device_shares_is_left_out_beside_other_faults_cold_and_warm(
+    requests: list[dict[str, Any]], also: dict[str, Any], others: list[str | None]
+) -> None:
+    """To leave out the amount alone does not help, and to leave out the whole request is more than what is needed."""
+    card = pool("card", "n1", devices=[device("s0"), device("s1")])
+    wanted = claim("c", *({"deviceClass": "gpu", **each} for each in requests), **also)
+    for refusal in (answer("c", GPU, card, wanted), Fleet.from_manifests([GPU, card]).allocate(wanted)):
+        paths = [each.get("path") for each in refusal["blockers"]]
+        assert sorted(paths, key=str) == sorted(["spec.claims[0].requests.cores", *others], key=str)
+        assert "cores" in refusal["message"].rpartition("; ")[2]
+
+
+def test_a_cause_names_all_amounts_that_the_remedy_leaves_out() -> None:
+    card = pool("card", devices=[device("s0"), device("s1")])
+    for names, words in (("ab", "`a` or `b`"), ("abc", "`a`, `b` or `c`")):
+        wanted = claim("c", {"deviceClass": "gpu", "requests": dict.fromkeys(names, "2")})
+        message = answer("c", GPU, card, wanted)["message"]
+        assert message.startswith(f"none of 2 devices offers shares of {words}; remove spec.claims[0].requests.a")
+
+
 def test_two_amounts_of_one_request_are_reduced_together_cold_and_warm() -> None:
     """One edit keeps what another one has changed: either amount alone is too much."""
     card = pool("card", devices=[device("g0", resources={"memory": "40Gi/1Gi", "cores": "4"})])

@@ -32,11 +32,11 @@ def checked_pool() -> CheckedPool:
     return CheckedPool(("n1", "p"), pool("p", *devices, has={"slots": "5"}))
 
 
-def random_use(pooled: CheckedPool, random: Random, number: int) -> CheckedUse:
+def random_use(checked: CheckedPool, random: Random, number: int) -> CheckedUse:
     counted = random.choice([CountedDraws()] * 5 + [CountedDraws({"slots": 2}, "x"), CountedDraws({}, None, True)])
-    found = pooled.find(random.choice("abcde"))
-    assert found is not None
-    return CheckedUse(found, ("default", f"c{number}"), "detail 0", random.choice(AMOUNTS), counted=counted)
+    pooled = checked.find(random.choice("abcde"))
+    assert pooled is not None
+    return CheckedUse(pooled, ("default", f"c{number}"), "detail 0", random.choice(AMOUNTS), counted=counted)
 
 
 @pytest.mark.parametrize("start", range(0, examples(200), 50))
@@ -89,12 +89,12 @@ def test_nothing_is_left_of_what_has_gone() -> None:
 def test_one_more_share_costs_the_same_beside_many() -> None:
     def cost(holders: int) -> int:
         checked, account = checked_pool(), UsageAccount()
-        found = checked.find("b")
-        assert found is not None
+        pooled = checked.find("b")
+        assert pooled is not None
         account.add(
-            [CheckedUse(found, ("default", f"c{number}"), "", {"m": 0}, held=True) for number in range(holders)]
+            [CheckedUse(pooled, ("default", f"c{number}"), "", {"m": 0}, held=True) for number in range(holders)]
         )
-        new: Sequence[CheckedUse] = [CheckedUse(found, ("default", "new"), "", {"m": NANO})]
+        new: Sequence[CheckedUse] = [CheckedUse(pooled, ("default", "new"), "", {"m": NANO})]
         return calls(lambda: [*conflicts(account, new)])
 
     assert cost(10) == cost(1_000)

@@ -14,6 +14,7 @@ from devalloc_solver.explain.relaxations import RelaxationSet
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
+MONITOR = device_class("monitor", driver="none", adminAccess=True)
 
 
 def answer(name: str, *documents: dict[str, Any]) -> dict[str, Any]:
@@ -393,8 +394,8 @@ def test_equal_members_of_a_group_report_what_a_search_for_each_would_find(
 def test_a_claim_that_loses_its_only_request_binds_its_group_to_no_node() -> None:
     marks = {"devalloc.io/group": "g"}
     fits = claim("fits", {"deviceClass": "gpu"}, annotations=marks)
-    lacking = {"deviceClass": "gpu", "requests": {"cores": "3"}}
+    lacking = {"deviceClass": "monitor"}  # of no device, and its class stays: it is what makes this admin access
     bound = claim("bound", lacking, annotations={**marks, "devalloc.io/node": "elsewhere"})
     for name in ("fits", "bound"):
-        refusal = answer(name, GPU, gpus(2), fits, bound)
+        refusal = answer(name, GPU, MONITOR, gpus(2), fits, bound)
         assert [(each["kind"], each.get("claim")) for each in refusal["blockers"]] == [("request", "default/bound")]

@@ -54,7 +54,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
         ``members`` of the unit's group may be left out, once no rule alone will do.
         """
         if unmatched := {str(request.detail) for request in unmatched_requests(question.unit)}:
-            return RelaxationSet(Reason.NO_MATCHING_DEVICES, self._without_match(unmatched))
+            return RelaxationSet(Reason.NO_MATCHING_DEVICES, self._without_match(question, unmatched))
         others = self._rules_and_requests(question, finder, members)
         pin = question.unit.pin
         own_node = None if pin is None else self.schedulability_edits(question.snapshot).get(pin)
@@ -64,7 +64,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, members: Sequence[Relaxation]
     ) -> Iterator[RelaxationTier]:
         """Yield what is tried after the special tiers, in this order: limits, what is withheld, rules for nodes, other
-        members of a group, amounts, shares, requests, then all of these.
+        members of a group, amounts, shares, both, requests, then all of these.
 
         What to offer may take questions of its own, which are asked when it comes to them.
         """
@@ -74,17 +74,19 @@ class DeviceClaimRelaxations(UnitRelaxations):
         yield short, withheld
         yield from self.node_rules_by_reason()
         yield short, members
-        amounts, requests = self.amounts(), self.requests()
-        rules = [*self.pins(), *self.node_rules(), *self.matches(), *self.shared(), *limits, *withheld, *amounts]
+        amounts, shares, requests = self.amounts(), self.shares(question.snapshot), self.requests()
+        rules = [*self.pins(), *self.node_rules(), *self.matches(), *self.shared(), *limits, *withheld]
+        rules += [*amounts, *shares]
         more = [*rules, *self.constraints(), *self.classes(), *members]
-        yield short, _too_much_alone(question, amounts, finder)
-        yield short, self.shares(question.snapshot)
+        yield short, (too_much := _too_much_alone(question, amounts, finder))
+        yield short, shares
+        yield short, [*too_much, *shares] if shares else []
         yield short, requests if len(requests) > 1 else []
         yield short, rules
         yield short, more
         yield short, [*more, *requests]
 
-    def _without_match(self, unmatched: set[str]) -> Iterator[RelaxationTier]:
+    def _without_match(self, question: FeasibilityQuestion, unmatched: set[str]) -> Iterator[RelaxationTier]:
         """Yield what is tried if nothing matches: what is withheld, rules for nodes, then the rules of the details that
         nothing matches, then all rules."""
 
@@ -95,6 +97,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
         classes, requests = self.classes(), self.requests()
         requested = [*own(matches), *withheld, *own(constraints)]
         rest = [*self.pins(), *self.node_rules(), *self.shared(), *self.limits(), *self.amounts()]
+        rest += self.shares(question.snapshot)
         rules = [*matches, *withheld, *constraints, *classes, *rest]
         tiers = [own(matches), own(constraints), requested, own(classes), [*requested, *own(classes)]]
         tiers += [own(requests) if len(requests) > 1 else [], rules, [*rules, *requests]]
@@ -153,16 +156,17 @@ class DeviceClaimRelaxations(UnitRelaxations):
         return reduce_amount(NANO if name == COUNT else 1, requested.nano, reduced_to, granularity)
 
     def shares(self, snapshot: Snapshot) -> list[Relaxation]:
-        """Amounts of which no device for the request offers shares: without all of its amounts it gets whole ones.
-        What a machine asks for it cannot leave out."""
+        """Amounts that no device for the request offers: one that shares devices gets whole ones without all of its
+        amounts. What a machine asks for it cannot leave out."""
         edits = []
         for demand, request in self.each_request():
-            if request.mode is not AllocationMode.SHARE or claim_ref(demand.key)["kind"] != "claim":
+            if request.mode.is_admin or claim_ref(demand.key)["kind"] != "claim":
                 continue
             offers = [snapshot.devices[index].resources for index in request.candidates.accepted]
             for name in (name for name in request.requests if not any(name in each for each in offers)):
                 path, requested = f"{path_of(request)}.requests.{name}", str(request.spec.requests[name])
-                whole = {"whole": True} if len(request.requests) == 1 else {}
+                is_last = request.mode is AllocationMode.SHARE and len(request.requests) == 1
+                whole = {"whole": True} if is_last else {}
                 entry = {"kind": "amount", "resource": name, "path": path, "requested": requested, **whole}
                 edits.append(self.edit_request(demand, request, entry, partial(_without, field="requests", name=name)))
         return edits
