@@ -7,13 +7,15 @@ a growing pause, or when it is added.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -80,14 +82,28 @@ def in_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="worker", daemon=True).start()
 
 
-def when_set(stop: threading.Event, do: Callable[[], None]) -> None:
-    """Do it when ``stop`` is set, which others wait for by something else."""
+def when_set(stop: threading.Event, do: Callable[[], object]) -> threading.Thread:
+    """Do it when ``stop`` is set, which others wait for by something else. The thread that waits for that."""
 
     def wait() -> None:
         stop.wait()
         do()
 
-    threading.Thread(target=wait, name="stop", daemon=True).start()
+    thread = threading.Thread(target=wait, name="stop", daemon=True)
+    thread.start()
+    return thread
+
+
+async def until_set(stop: threading.Event) -> None:
+    """Wait in an event loop until another thread sets it."""
+    loop, is_set = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(is_set.set)
+
+    when_set(stop, tell)
+    await is_set.wait()
 
 
 class Worker(Generic[K, M]):
@@ -354,6 +370,10 @@ class Worker(Generic[K, M]):
             self._beat()
 
 
+DONE = math.inf
+"""Seconds after which nothing is done again."""
+
+
 def repeat(
     stop: threading.Event,
     do: Callable[[], float | None],
@@ -366,7 +386,7 @@ def repeat(
     fatal: Errors = (),
 ) -> None:
     """Do it after ``delay`` seconds, and again ``seconds`` after it ended, or after as many as it returns, until
-    ``stop`` is set.
+    ``stop`` is set or it returns ``DONE``.
 
     After a failure the pause grows up to ``most`` seconds (None: it does not grow). ``what`` cannot be done, for the
     log; ``expected``, ``fatal``: as of ``Pace``."""
@@ -382,5 +402,7 @@ def repeat(
             raise
         except Exception as error:
             pause = retry.failed(error)
+        if pause == DONE:
+            return
         if pause > 0.0:
             stop.wait(pause)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from devalloc.worker import until_set
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 
@@ -431,8 +432,7 @@ def _serve_ledgers(server: PermitServer, at: Path | None, stop: threading.Event)
 
     async def until_stopped() -> None:
         async with page_served(respond, at, "the ledgers of permits", "--permits-dump-port"):
-            while not stop.is_set():
-                await asyncio.sleep(0.1)
+            await until_set(stop)
 
     if at is None:
         yield

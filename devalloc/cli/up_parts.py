@@ -19,6 +19,7 @@ from devalloc.backoff import Backoff
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.service_manager import Heartbeat, Round, ServiceManager
 from devalloc.settings import Setting
+from devalloc.worker import DONE, repeat
 from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
@@ -134,24 +135,26 @@ class StandaloneNode:
 
     def _run(self) -> None:
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
-        while not self._stopped.is_set():
+
+        def serve() -> float:
             try:
                 self._serve()
-                return
             except Exception as error:
                 self._node = None
-                if self._serving.is_set():
-                    ended = CommandFailed(f"the node plugin ended: {error}")
-                    ended.__cause__ = error
-                    self._failed(ended)
-                    return
-                pause = backoff.next_delay()
-                self._print(
-                    f"WARNING: the node plugin does not run, so devices are allocated but not bound, and machines do "
-                    f"not start; next try in {pause:.0f} s: {error}"
-                )
-                self._rescan()
-            self._stopped.wait(pause)
+                if not self._serving.is_set():
+                    pause = backoff.next_delay()
+                    self._print(
+                        "WARNING: the node plugin does not run, so devices are allocated but not bound, and machines "
+                        f"do not start; next try in {pause:.0f} s: {error}"
+                    )
+                    self._rescan()
+                    return pause
+                ended = CommandFailed(f"the node plugin ended: {error}")
+                ended.__cause__ = error
+                self._failed(ended)
+            return DONE
+
+        repeat(self._stopped, serve, RETRY_SECONDS, "the node plugin does not run")
 
     def _serve(self) -> None:
         from devalloc.cli import node_wiring as on

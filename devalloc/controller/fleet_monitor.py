@@ -27,6 +27,7 @@ MIN_PAUSE = 1.0
 """It looks once no round has been under way for so many seconds, because a look slows a round down."""
 MAX_DELAY = 30.0
 """After so many seconds it looks even if there are rounds all the time."""
+_STEP = MIN_PAUSE / 4
 SEVERAL_OWNERS, OVERCOMMITTED = "SeveralOwners", "Overcommitted"
 """Reasons of Events."""
 MAX_EVENTS = 1000
@@ -57,6 +58,8 @@ class FleetMonitor:
         self._is_busy = is_busy
         self._alarms: frozenset[_Key] = frozenset()
         """Those that were reported."""
+        self._paused = self._waited = 0.0
+        """How long no other work has been under way, and how long that was waited for."""
         self._logged: frozenset[_Key] = frozenset()
         """Those of the last look, which are in the log already: once each, however often the Event of one cannot be
         recorded."""
@@ -69,20 +72,20 @@ class FleetMonitor:
         """Look until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
         try:
             what = "cannot read the fleet for the metrics"
-            repeat(stop, lambda: self._look_in_pause(stop), self._seconds, what, expected=(StoreError,))
+            repeat(stop, lambda: self._look_in_pause(stop), self._seconds, what, delay=_STEP, expected=(StoreError,))
         finally:
             self.seen = None
 
-    def _look_in_pause(self, stop: threading.Event) -> None:
-        self._await_pause(stop)
+    def _look_in_pause(self, stop: threading.Event) -> float:
+        """Look if no other work is under way for a while; seconds until the next look whether that is so."""
+        self._waited += _STEP
+        self._paused = 0.0 if self._is_busy() else self._paused + _STEP
+        if self._paused < MIN_PAUSE and self._waited < MAX_DELAY:
+            return _STEP
+        self._paused = self._waited = 0.0
         if not stop.is_set():
             self.look()
-
-    def _await_pause(self, stop: threading.Event) -> None:
-        step, paused, waited = MIN_PAUSE / 4, 0.0, 0.0
-        while paused < MIN_PAUSE and waited < MAX_DELAY and not stop.wait(step):
-            waited += step
-            paused = 0.0 if self._is_busy() else paused + step
+        return self._seconds
 
     def look(self) -> None:
         """Once. Raises StoreError."""

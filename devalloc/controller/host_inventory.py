@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from devalloc.inventory.discover import Discovery
 from devalloc.inventory.watch import EventSource
 from devalloc.store import Event, Store, StoreError
 from devalloc.store.watcher import Listed, Watcher
+from devalloc.worker import repeat, when_set
 
 log = logging.getLogger(__name__)
 
@@ -95,41 +97,43 @@ class HostInventory:
     def watch(self, stop: threading.Event) -> None:
         """Publish what the host has, whenever that changes, while it is our turn."""
         is_logged = False
-        while not stop.is_set():
+
+        def take_turn() -> float:
+            nonlocal is_logged
             if not self._turn.acquire():
                 if not is_logged:
                     log.warning("another process publishes the devices of node %s", self._inventory.node_name)
                 is_logged = True
                 self.looked.set()
-                stop.wait(_LOCK_POLL_SECONDS)
-                continue
+                return _LOCK_POLL_SECONDS
             self._publishes.set()
             try:
                 self._watch_until_yield_requested(stop)
             finally:
                 self._publishes.clear()
                 self._turn.release()
+            return 0.0
+
+        repeat(stop, take_turn, _LOCK_POLL_SECONDS, "cannot publish the devices", fatal=(Exception,))
 
     def _watch_until_yield_requested(self, stop: threading.Event) -> None:
         over = threading.Event()
 
-        def end() -> None:
-            while not stop.wait(_LOCK_POLL_SECONDS) and not over.is_set():
-                if self._turn.is_yield_requested():
-                    log.warning(
-                        "the node plugin publishes the devices of node %s from here on", self._inventory.node_name
-                    )
-                    break
-            over.set()
+        def look() -> None:
+            if self._turn.is_yield_requested():
+                log.warning("the node plugin publishes the devices of node %s from here on", self._inventory.node_name)
+                over.set()
 
-        ender = threading.Thread(target=end, name="inventory-turn", daemon=True)
-        ender.start()
+        what, pause = "cannot look whose turn it is to publish", _LOCK_POLL_SECONDS
+        looking = threading.Thread(target=partial(repeat, over, look, pause, what, delay=pause), daemon=True)
+        looking.start()
+        when_set(stop, over.set)
         self._watcher.rescan(republish=True)  # others may have published since
         try:
             self._watcher.run(over)
         finally:
             over.set()
-            ender.join()
+            looking.join()
 
     def repair(self, stop: threading.Event) -> None:
         """Publish again what others overwrote or deleted: at once if an event shows it, and now and then in any

@@ -25,6 +25,7 @@ from devalloc.controller.authorization import REFILL_SECONDS, Authorizer, Bounde
 from devalloc.controller.permits.settings import server_tls
 from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, bearer_token
 from devalloc.net.localhost import is_loopback
+from devalloc.worker import until_set
 
 MAX_STILL_SECONDS = 60.0
 """After which a main loop that does not go round is not healthy: it does several times a second."""
@@ -176,8 +177,7 @@ class HttpSite:
         renewing = asyncio.create_task(self._renew())
         try:
             self._on_ready(address)
-            while not stop.is_set():
-                await asyncio.sleep(0.1)
+            await until_set(stop)
         finally:
             renewing.cancel()
             await door.close()

@@ -42,6 +42,7 @@ from devalloc.service_manager import Round
 from devalloc.store import Key, Store, Unavailable, Unusable
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.worker import when_set
 
 log = logging.getLogger(__name__)
 
@@ -220,8 +221,8 @@ def _start_after(ready: threading.Event, loop: Loop) -> Loop:
     """A loop that begins when ``ready`` is set: a device may have gone meanwhile."""
 
     def run(stop: threading.Event) -> None:
-        while not ready.wait(0.1) and not stop.is_set():
-            continue
+        when_set(stop, ready.set)
+        ready.wait()
         loop(stop)
 
     return run

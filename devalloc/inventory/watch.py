@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from devalloc.api.pool import DevicePool
-from devalloc.backoff import Backoff
+from devalloc.backoff import Retry
 from devalloc.device_kinds import DEVICE_KINDS
+from devalloc.worker import when_set
 
 if TYPE_CHECKING:
     from devalloc.inventory.discover import Discovery
@@ -288,9 +289,6 @@ class InventoryWatcher:
         without a traceback, and once for as long as they stay the same."""
         self._discover = discover
         self._failed = failed
-        self._expected = expected
-        self._logged = ""
-        """The expected error that was logged last, until something was published."""
         self._publish = publish
         self._source = source
         self._settings = settings
@@ -301,7 +299,8 @@ class InventoryWatcher:
         self._last_event = 0.0
         self._started = float("-inf")
         self._resync_at = float("-inf")
-        self._backoff = Backoff(self._settings.retry, self._settings.resync)
+        what = "could not bring the inventory up to date"
+        self._retry = Retry(log, what, settings.retry, settings.resync, expected=expected)
         self._rescans: deque[bool] = deque()  # rescans asked for, each with or without republishing
         self._owed = False  # a republication that failed
 
@@ -315,8 +314,7 @@ class InventoryWatcher:
 
     def run(self, stop: threading.Event) -> None:
         """Watch until `stop` is set. A discovery or publication that is running then is finished first."""
-        waker = threading.Thread(target=self._wake_at, args=(stop,), name="inventory-stop", daemon=True)
-        waker.start()
+        waker = when_set(stop, self._source.wake)
         self._source.wait(0)  # listen before the first look, so that nothing falls between the two
         while not stop.is_set():
             now = self._clock()
@@ -328,10 +326,6 @@ class InventoryWatcher:
                 if self._first_event is None:
                     self._first_event = self._last_event
         waker.join()  # it must not wake a source that our caller has closed
-
-    def _wake_at(self, stop: threading.Event) -> None:
-        stop.wait()
-        self._source.wake()
 
     def _due(self, now: float) -> float:
         """When the next discovery is to start."""
@@ -356,21 +350,11 @@ class InventoryWatcher:
                 self._publish(discovery)
                 log.info("published %d pools: %s", len(discovery.pools), changes)
         except Exception as error:
-            delay = self._backoff.next_delay()
-            self._resync_at = self._clock() + delay
-            is_expected, is_again = isinstance(error, self._expected), str(error) == self._logged
-            log.log(
-                logging.DEBUG if is_expected and is_again else logging.ERROR,
-                "could not bring the inventory up to date; next try in %.0f s or on the next event: %s",
-                delay,
-                error,
-                exc_info=None if is_expected else error,
-            )
-            self._logged = str(error) if is_expected else ""
+            self._resync_at = self._clock() + self._retry.failed(error)
             self._failed()
         else:
-            self._published, self._owed, self._logged = list(discovery.pools), False, ""
-            self._backoff.reset()
+            self._published, self._owed = list(discovery.pools), False
+            self._retry.succeeded()
             self._resync_at = self._clock() + self._settings.resync
 
     def _report(self, discovery: Discovery) -> None:

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from queue import Empty
 
-from devalloc.backoff import Backoff
 from devalloc.version import VERSION
+from devalloc.worker import DONE, repeat
 from devalloc_node.claims.cleanup import ReconcileReport
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, raise_first
@@ -120,6 +120,7 @@ FILES = 65536
 """Open files that are enough for all machines of a host."""
 SETTLE_SECONDS, MAX_SETTLE_SECONDS = 1.0, 30.0
 """The pauses before it is asked again what was taken away from this node."""
+_UNSETTLED = "nothing is published before it is known whether this node was fenced"
 LOOP_SECONDS = 2.0
 """How long a stop waits for all loops. What they leave unfinished is in the journal, or was not begun."""
 _SIGNAL_SECONDS = 1.0
@@ -172,7 +173,12 @@ def run_daemon(
         _refuse_another_name(node)
         _announce_report(node.reconciler.recover(), say)
         _record_node_name(node, publishing)
-        is_settled = _is_settled(node)
+        published = publishing.loops
+        try:
+            _settle(node)
+        except NodeError as error:
+            log.warning("%s: %s", _UNSETTLED, error)
+            published = [partial(_when_settled, node, one) for one in publishing.loops]
         stack.enter_context(serving(node, say))
         restarts = MachineRestarts(node.operations, node.notifier, node.machines.to_restart)
         own: list[Loop] = [
@@ -185,7 +191,6 @@ def run_daemon(
             *(loop for part in node.parts for loop in part.loops()),
         ]
         node.reconciler.look()
-        published = publishing.loops if is_settled else [partial(_when_settled, node, one) for one in publishing.loops]
         loops = [*own, *published, *extra_loops]
         threads = [threading.Thread(target=guarded, args=(loop,), daemon=True) for loop in loops]
         for thread in threads:
@@ -245,25 +250,17 @@ def _record_node_name(node: Node, publishing: Publisher) -> None:
     node.journal.set(NODE_NAME, name)
 
 
-def _is_settled(node: Node) -> bool:
-    """End what was taken away from this node; False if that is not possible yet."""
-    if node.settings.machines.dry_run:
-        return True
-    try:
+def _settle(node: Node) -> float:
+    """End what was taken away from this node. Raises NodeError if that is not possible yet."""
+    if not node.settings.machines.dry_run:
         node.source.settle(node.operations)
-    except NodeError as error:
-        log.warning("nothing is published before it is known whether this node was fenced: %s", error)
-        return False
-    return True
+    return DONE
 
 
 def _when_settled(node: Node, loop: Loop, stop: threading.Event) -> None:
-    backoff = Backoff(SETTLE_SECONDS, MAX_SETTLE_SECONDS)
-    while not stop.is_set():
-        if _is_settled(node):
-            loop(stop)
-            return
-        stop.wait(backoff.next_delay())
+    repeat(stop, partial(_settle, node), SETTLE_SECONDS, _UNSETTLED, most=MAX_SETTLE_SECONDS, expected=(NodeError,))
+    if not stop.is_set():
+        loop(stop)
 
 
 def _raise_file_limit() -> None:

@@ -19,6 +19,7 @@ from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import Lease, LeaseLost
 from devalloc.store import Store, StoreError
 from devalloc.store.fencing import FencingInterrupted, fence_objects
+from devalloc.worker import DONE, repeat
 
 log = logging.getLogger(__name__)
 
@@ -135,20 +136,22 @@ class LeaderElection:
 
     def _mind(self, stop: threading.Event) -> None:
         """Renew the lease until ``stop`` is set, or it is lost."""
-        pause = self.lease.seconds / 3
-        while not stop.wait(pause):
-            pause = self.lease.seconds / 3
+
+        def renew() -> float:
             try:
                 self.lease.renew()
+            except StoreError:
+                raise
             except LeaseLost as lost:
                 log.warning("%s", lost)
-                return  # it is not valid any more, which is seen
-            except StoreError as error:
-                log.warning("cannot renew the lease: %s", error)
-                pause = self.lease.seconds / 15
+                return DONE  # it is not valid any more, which is seen
             except BaseException as error:
                 self.fail(error)
-                return
+                return DONE
+            return self.lease.seconds / 3
+
+        delay, again = self.lease.seconds / 3, self.lease.seconds / 15
+        repeat(stop, renew, again, "cannot renew the lease", delay=delay, expected=(StoreError,))
 
     def _lead(self, over: threading.Event) -> None:
         """Take over, then run the loops until ``over`` is set and all have ended."""

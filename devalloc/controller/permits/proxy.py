@@ -23,6 +23,7 @@ from devalloc.controller.permits.settings import PlainListener
 from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, is_disconnected, read_body
 from devalloc.scaling.messages.permits import MAX_BODY
 from devalloc.scaling.permits.endpoint import PublishedEndpoint
+from devalloc.worker import until_set
 
 log = logging.getLogger(__name__)
 
@@ -111,13 +112,14 @@ class PermitProxy:
             if self._health is not None:
                 self.health = await probes.listen(*self._health)
             checking = asyncio.create_task(self._check(session))
+            stopped = asyncio.create_task(until_set(self._stop))
             try:
                 self._on_ready(address)
-                while not self._stop.is_set() and not checking.done():
-                    await asyncio.sleep(0.05)
+                await asyncio.wait({checking, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if checking.done():
                     checking.result()
             finally:
+                stopped.cancel()
                 checking.cancel()
                 with suppress(asyncio.CancelledError):
                     await checking

@@ -50,6 +50,7 @@ from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger, is_under
 from devalloc.scaling.resources import Resources
 from devalloc.store import Event, Object, Store, StoreError, Unavailable
 from devalloc.store.watcher import Listed, Watcher
+from devalloc.worker import until_set
 
 
 def dump_ledgers(book: PermitLedgers) -> dict[str, Any]:
@@ -294,7 +295,7 @@ class PermitServer:
                     self._mind_hosts(writer, helpers),
                     moves.run(s.resync),
                     self.usage.run(writer.run_in_writer, s.resync),
-                    _wait_until(stop),
+                    until_set(stop),
                     self._watch(writer, over, helpers),
                     self._watch_pods(writer, over, helpers),
                     *writer.settling(over, helpers),
@@ -523,11 +524,6 @@ async def _keep_trying(place: _ExtraPort) -> None:
         with suppress(OSError):
             await place.door.listen(place.host, place.port, place.tls)
             await asyncio.Event().wait()  # so that a wait for the first task to end goes on
-
-
-async def _wait_until(stop: threading.Event) -> None:
-    while not stop.is_set():
-        await asyncio.sleep(0.05)
 
 
 __all__ = ["PermitServer", "ServerAddresses"]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devalloc.store.errors import StoreError
+from devalloc.worker import repeat
 from devalloc_node.errors import Failed
 from devalloc_node.journal.state_folder import make_private
 
@@ -55,9 +56,11 @@ class ClusterCredentials:
         own = self._token()
         say(f"the credentials of node {self.node} for {self.server} are in {self.folder}")
         trouble = ""
-        while not stop.wait(LOOK_SECONDS):
+
+        def look() -> None:
+            nonlocal own, trouble
             if self._is_of_another(own):
-                continue
+                return
             try:
                 written = self.write()
                 own = self._token()
@@ -65,10 +68,12 @@ class ClusterCredentials:
                 if error.message != trouble:
                     say(f"WARNING: {error.message}; trying again")
                 trouble = error.message
-                continue
+                return
             trouble = ""
             if written:
                 say(f"rewrote {', '.join(written)}")
+
+        repeat(stop, look, LOOK_SECONDS, "cannot keep the credentials", delay=LOOK_SECONDS)
         self.withdraw()
 
     def write(self) -> list[str]:

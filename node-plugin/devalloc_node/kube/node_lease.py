@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from devalloc.api.serving import RENEW_SECONDS, lease_name, node_lease
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import path_segment
+from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
 
@@ -45,40 +46,29 @@ class NodeLease:
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{path_segment(namespace)}/leases"
         self._holder = f"{os.uname().nodename}_{os.getpid()}_{secrets.token_hex(4)}"
         self._stored: Object | None = None
-        self._problem = ""
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
-        while True:
-            self._try(self._renew)
-            if stop.wait(RENEW_SECONDS * random.uniform(0.8, 1.0)):
-                break
+        what = "cannot show by a Lease that this plugin runs"
+        repeat(stop, self._renew, RENEW_SECONDS, what, expected=(ApiError,))
         if self._stored is not None:
-            self._try(self._give)
+            try:
+                self._give()
+            except ApiError as error:
+                log.warning("cannot show by a Lease that this plugin has ended: %s", error)
 
-    def _try(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-            self._problem = ""
-        except ApiError as error:
-            self._stored = None  # others may have written or deleted it
-            if self._problem != str(error):
-                self._problem = str(error)
-                log.warning("cannot show by a Lease that this plugin runs: %s", error)
-        except Exception:
-            self._stored = None
-            log.exception("cannot show by a Lease that this plugin runs")
-
-    def _renew(self) -> None:
+    def _renew(self) -> float:
+        """Write it; seconds until the next time. Raises ApiError."""
         wanted = node_lease(self._node, self._namespace, self._holder, datetime.now(UTC))
-        if self._stored is None:
-            self._stored = self._read()
-        if self._stored is not None:
-            self._stored = self._client.replace(self._path, {**wanted, "metadata": self._stored["metadata"]})
-            return
-        if (owner := self._owner()) is not None:
-            wanted["metadata"]["ownerReferences"] = [dict(owner)]
-        self._stored = self._client.create(self._folder, wanted)
+        before, self._stored = self._stored, None  # if that fails, others may have written or deleted it
+        before = self._read() if before is None else before
+        if before is not None:
+            self._stored = self._client.replace(self._path, {**wanted, "metadata": before["metadata"]})
+        else:
+            if (owner := self._owner()) is not None:
+                wanted["metadata"]["ownerReferences"] = [dict(owner)]
+            self._stored = self._client.create(self._folder, wanted)
+        return RENEW_SECONDS * random.uniform(0.8, 1.0)
 
     def _give(self) -> None:
         """Unless the next plugin of the node has it already."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 
 class WakeableSelector:
-    """Sockets to wait for, each with a name. ``wake`` and ``wake_at`` from any thread, all else from one."""
+    """Sockets to wait for, each with a name. ``wake`` from any thread, all else from one."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -58,12 +58,3 @@ class WakeableSelector:
         with self._mutex:
             if self._wake is not None:
                 os.eventfd_write(self._wake, 1)
-
-    def wake_at(self, stop: threading.Event, name: str) -> None:
-        """Wake it when ``stop`` is set. ``name``: of the thread that waits for that."""
-
-        def wake() -> None:
-            stop.wait()
-            self.wake()
-
-        threading.Thread(target=wake, name=name, daemon=True).start()

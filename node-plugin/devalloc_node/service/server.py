@@ -24,7 +24,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from devalloc_node.errors import Denied, Failed
+from devalloc.worker import repeat
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.unix_sockets import SocketIdentity, check_path, is_lost, place_socket, remove_socket
 
 log = logging.getLogger(__name__)
@@ -55,26 +56,28 @@ def hold_endpoint(
     """
     over = threading.Event()
     places: list[ExclusiveEndpoint] = []
-    logged: set[str] = set()
 
     def give() -> None:
         while places:
             places.pop().give()
 
+    def look() -> None:
+        if places and places[0].is_lost():
+            log.warning("the endpoint of %s was removed; serving it again", what)
+            give()
+        if places:
+            return
+        try:
+            places.append(take())
+        except (Denied, OSError) as error:
+            if not _is_in_use(error):
+                raise
+        else:
+            say(f"now serving {places[0].what}")
+
     def keep() -> None:
-        while not over.wait(_PAUSE_SECONDS):
-            try:
-                if places and places[0].is_lost():
-                    log.warning("the endpoint of %s was removed; serving it again", what)
-                    give()
-                if not places:
-                    places.append(take())
-                    say(f"now serving {places[0].what}")
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                if not _is_in_use(error) and text not in logged:
-                    log.exception("cannot serve %s; trying again", what)
-                    logged.add(text)
+        expected = (NodeError, OSError)
+        repeat(over, look, _PAUSE_SECONDS, f"cannot serve {what}", delay=_PAUSE_SECONDS, expected=expected)
 
     try:
         places.append(take())

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from devalloc.worker import repeat, when_set
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine import user_ids
@@ -205,14 +206,8 @@ class GuestReports:
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
         with self.opened():
-            self._selector.wake_at(stop, "reports-stop")
-            while not stop.is_set():
-                try:
-                    self.turn()
-                except Exception:
-                    log.exception("cannot read the reports of guests; trying again in %.0f s", CONNECT_SECONDS)
-                    stop.wait(CONNECT_SECONDS)
-                stop.wait(PAUSE_SECONDS)
+            when_set(stop, self._selector.wake)
+            repeat(stop, self.turn, PAUSE_SECONDS, "cannot read the reports of guests", most=CONNECT_SECONDS)
 
     @contextmanager
     def opened(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from devalloc.worker import repeat, when_set
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.guest_report import LineBuffer
 from devalloc_node.net.unix_sockets import ForeignListener, connect_to_user
@@ -58,15 +59,9 @@ class QemuEvents:
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
         with self._selector.opened():
-            self._selector.wake_at(stop, "events-stop")
+            when_set(stop, self._selector.wake)
             try:
-                while not stop.is_set():
-                    try:
-                        self._turn()
-                    except Exception:
-                        log.exception("cannot hear of events of machines; trying again")
-                        stop.wait(LOOK_SECONDS)
-                    stop.wait(PAUSE_SECONDS)
+                repeat(stop, self._turn, PAUSE_SECONDS, "cannot hear of events of machines", most=LOOK_SECONDS)
             finally:
                 for key in list(self._lines):
                     self._drop(key)

@@ -58,29 +58,28 @@ class PoolRefill:
         with self._pool_state.mutex:
             self._pool_state.check_open()
             self._pool_state.begin_making(number)
-        left, first = iter(range(number)), None
+        first: BaseException | None = None
         counting = threading.Lock()
         stopped = threading.Event()
         begun = 0
 
         def work() -> None:
             nonlocal begun
-            while not stopped.is_set():
-                with counting:
-                    if next(left, None) is None:
-                        return
-                    begun += 1
-                try:
-                    record = self.make_one()
-                    if record is not None:
-                        self._pool_state.finish_making(record)
-                except BaseException:
-                    stopped.set()
-                    raise
+            if stopped.is_set():
+                return
+            with counting:
+                begun += 1
+            try:
+                record = self.make_one()
+                if record is not None:
+                    self._pool_state.finish_making(record)
+            except BaseException:
+                stopped.set()
+                raise
 
         try:
             with ThreadPoolExecutor(min(self._config.workers, number), thread_name_prefix="warm") as workers:
-                for done in as_completed([workers.submit(work) for _ in range(min(self._config.workers, number))]):
+                for done in as_completed([workers.submit(work) for _ in range(number)]):
                     first = first or done.exception()
         finally:  # also if no thread can be had
             with self._pool_state.mutex:

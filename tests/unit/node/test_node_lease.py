@@ -95,7 +95,7 @@ def test_a_plugin_without_the_right_runs_on_and_says_so_once(
     plugin = Plugin(client)
     until(lambda: tries[0] >= 5, "it tries again")
     plugin.end()
-    assert caplog.text.count("cannot show by a Lease that this plugin runs: leases is forbidden") == 1
+    assert caplog.text.count("cannot show by a Lease that this plugin runs; next try in 0 s: leases is forbidden") == 1
 
 
 @pytest.mark.parametrize(
