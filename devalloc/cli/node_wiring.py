@@ -400,7 +400,7 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
             leadership=permits_lease(store, new_holder(), node=name, alone=alone),
             node=name,
             migrator=StoreMigrator(store),
-            can_move=MovableMachines(store),
+            movable=partial(MovableMachines, store),
             ready=ready,
             unheard=unheard,
             waiting=waiting,

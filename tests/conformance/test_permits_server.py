@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.permits import Host, Settings
+from devalloc.controller.permits.ledger import CanMigrate
 from devalloc.controller.permits.migration import MigrationEnd
 from devalloc.controller.permits.settings import server_tls
 from devalloc.net.http_server import _ConnectionGuard
@@ -433,6 +434,25 @@ def test_a_machine_that_should_leave_has_a_condition_without_a_migrator(path: Pa
             client.ask("free", 1, "1Gi", load=0.9)
             client.ask("free", 1, "1Gi", load=0.9)
         assert condition(bench, "free", "ShouldMigrate") == ("False", "NodeRelieved")
+
+
+def test_whether_machines_can_move_is_read_anew_with_the_hosts(path: Path) -> None:
+    """Not at each request: what reads it may take as long as the store does."""
+    can_move = False
+
+    def movable() -> CanMigrate:
+        read = can_move
+        return lambda obj: read
+
+    def is_movable() -> bool:
+        shown: bool = bench.state()["machines"]["default/free"]["movable"]
+        return shown
+
+    add_machines(path)
+    with serving(path, TEN, replace(ANY_PORT, resync=0.05), movable=movable) as bench:
+        assert not is_movable()
+        can_move = True
+        until(is_movable)
 
 
 def test_a_migration_begins_gives_no_more_and_is_withdrawn_when_it_takes_too_long(path: Path) -> None:

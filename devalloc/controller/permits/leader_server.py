@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from ipaddress import ip_address
 
 from devalloc.controller.authorization import PostRequest
@@ -106,7 +107,7 @@ class LeaderPermitServer:
                 leadership=right,
                 sources=sources,
                 migrator=StoreMigrator(store) if at.migrates else None,
-                can_move=MovableMachines(store),
+                movable=partial(MovableMachines, store),
                 usage=UsageStore(config_map_store, namespace),
                 ready=self._ready,
                 unheard=self._cannot_listen,

@@ -144,7 +144,6 @@ class PermitLedgers:
         machines: MachineReader,
         *,
         overhead: OverheadFunction = no_overhead,
-        can_move: CanMigrate = has_no_devices,
         migrates: bool = False,
         node: str | None = None,
     ) -> None:
@@ -160,7 +159,7 @@ class PermitLedgers:
         """Machines whose migration failed, did not begin or was withdrawn, and until when they are left where they are
         (by the monotonic clock)."""
         self._overhead = overhead
-        self._can_move = can_move
+        self._can_move: CanMigrate = has_no_devices
         self._node = node
         self._pods: dict[MachineKey, dict[MachineKey, None]] = {}
         """Runner pods, and the machines that name them: the last one to do so last. Each node says so of its own."""
@@ -175,17 +174,19 @@ class PermitLedgers:
         """By kind, machines on which a permit may still be written that is not known here, and what it is at most.
         None: all of them, up to their upper bounds."""
 
-    def begin(self, hosts: Mapping[str, Host]) -> None:
+    def begin(self, hosts: Mapping[str, Host], can_move: CanMigrate | None = None) -> None:
         """Anew, with nothing but these nodes."""
         self.nodes, self.records, self.objects, self._pods, self._others = {}, {}, {}, {}, {}
         self._doubts = {}
         self._second_nodes = {}
         self._runners, self._runner_accounts = RunnerUsage(), {}
-        self.limit(hosts)
+        self.limit(hosts, can_move)
 
-    def limit(self, hosts: Mapping[str, Host]) -> None:
+    def limit(self, hosts: Mapping[str, Host], can_move: CanMigrate | None = None) -> None:
         """The nodes as they are now. On one that is gone nothing is granted any more. Whether a machine can move is
-        looked at again: that depends on other nodes and on claims, which change without its object."""
+        looked at again: that depends on other nodes and on claims, which change without its object. ``can_move``: how
+        to judge that from now on; None: as before."""
+        self._can_move = can_move or self._can_move
         for key, name in self._others.items():  # one that went from node to node is on the other one now
             self.nodes[name] = self.nodes[name].without(key)
         self._others = {}

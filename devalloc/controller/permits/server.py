@@ -11,7 +11,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from devalloc.controller.permits.caller_auth import ANYONE, PROXY, Caller, Calle
 from devalloc.controller.permits.decide import PermitGrant, PermitRefused
 from devalloc.controller.permits.hosts import HostSource
 from devalloc.controller.permits.leadership import Leadership, new_holder, permits_lease
-from devalloc.controller.permits.ledger import CanMigrate, PermitLedgers, has_no_devices
+from devalloc.controller.permits.ledger import CanMigrate, Host, PermitLedgers, has_no_devices
 from devalloc.controller.permits.metrics import TYPE, PermitMetrics
 from devalloc.controller.permits.migration import MigrationTracker, Migrator
 from devalloc.controller.permits.settings import Settings
@@ -165,7 +165,8 @@ class PermitServices:
     sources: Sequence[MachineSource] = ()
     """Of machines beside devalloc's own. The store must support their kinds."""
     migrator: Migrator | None = None
-    can_move: CanMigrate = has_no_devices
+    movable: Callable[[], CanMigrate] = lambda: has_no_devices
+    """Reads what keeps machines on their nodes; returns how to judge by that. Raises StoreError."""
     usage: UsageStore | None = None
     """Where it stores what is billed; None: in the store."""
     ready: Callable[[ServerAddresses], None] = lambda addresses: None
@@ -186,7 +187,6 @@ class PermitServer:
         self.book = PermitLedgers(
             self.settings,
             self._sources,
-            can_move=services.can_move,
             migrates=services.migrator is not None,
             node=services.node,
         )
@@ -367,7 +367,7 @@ class PermitServer:
     async def _load(self, writer: PermitWriter, helpers: ThreadPoolExecutor) -> None:
         """The hosts, and all objects. Raises StoreError, LeaseLost."""
         try:
-            hosts = await asyncio.get_running_loop().run_in_executor(helpers, self._services.hosts.read)
+            hosts, can_move = await asyncio.get_running_loop().run_in_executor(helpers, self._read_hosts)
         except Exception as error:
             log.exception("cannot read the hosts")
             raise Unavailable(f"cannot read the hosts: {error}") from error
@@ -376,7 +376,7 @@ class PermitServer:
             with suppress(StoreError):  # the watch says so, and tries again; its machines count by their objects
                 listing = partial(store.list, (POD,))
                 pods = (await asyncio.get_running_loop().run_in_executor(helpers, listing)).objects
-        await writer.load(hosts, pods)
+        await writer.load(hosts, pods, can_move)
 
     async def _watch(self, writer: PermitWriter, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
         """Tell the deciding task what changes."""
@@ -412,13 +412,17 @@ class PermitServer:
                 if not self.lease.is_valid:
                     raise LeaseLost("the lease expired, because it could not be renewed") from error
 
+    def _read_hosts(self) -> tuple[Mapping[str, Host], CanMigrate]:
+        """The hosts, and what keeps machines on them. Raises StoreError."""
+        return self._services.hosts.read(), self._services.movable()
+
     async def _mind_hosts(self, writer: PermitWriter, helpers: ThreadPoolExecutor) -> None:
         """Look at the hosts now and then."""
         while True:
             await asyncio.sleep(self.settings.resync)
             try:
-                read = self._services.hosts.read
-                writer.see(StoreChanges(hosts=await asyncio.get_running_loop().run_in_executor(helpers, read)))
+                hosts, can_move = await asyncio.get_running_loop().run_in_executor(helpers, self._read_hosts)
+                writer.see(StoreChanges(hosts=hosts, can_move=can_move))
             except Exception:
                 log.exception("cannot read the hosts; continuing with the last known state")
 

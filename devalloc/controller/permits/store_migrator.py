@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -17,7 +17,7 @@ from devalloc.api.machine_location import (
 )
 from devalloc.api.meta import parse_time
 from devalloc.api.moved_claims import claim_users
-from devalloc.api.views import ClaimKey, ClaimView, MachineView, MigrationView
+from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.controller.migrations import (
     begin_migration,
     has_purpose,
@@ -31,8 +31,6 @@ from devalloc.store import Key, Object, Store
 
 PURPOSE = "pressure"
 """Part of the names of the migrations that are created here."""
-_MAX_AGE_SECONDS = 5.0
-"""From one look at pools and claims to the next."""
 _MAX_AGE_OF_MIGRATIONS_SECONDS = 1.0
 _CLOCK_SLACK = timedelta(seconds=2)
 
@@ -103,28 +101,19 @@ class StoreMigrator:
 
 
 class MovableMachines:
-    """Whether machines can be migrated, as far as objects say it. Use from one thread; raises StoreError."""
+    """Whether machines can be migrated, as far as objects said it when it was made. Raises StoreError then."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store = store
-        self._clock = clock
-        self._until = float("-inf")
-        self._targets = MigrationTargets({}, {})
-        self._claims: Mapping[ClaimKey, Object] = {}
-        self._users: Mapping[ClaimKey, Sequence[MachineKey]] = {}
-        self._networks: frozenset[str] = frozenset()
+    def __init__(self, store: Store) -> None:
+        listed = store.list(("DevicePool", "DeviceClaim", "VirtualMachine")).objects
+        pools = {node: pool for pool in listed if (node := node_of_host_pool(pool)) is not None}
+        self._targets = MigrationTargets.of(pools)
+        self._claims = {ClaimView(one).key: one for one in listed if one["kind"] == "DeviceClaim"}
+        self._users = claim_users(one for one in listed if one["kind"] == "VirtualMachine")
+        self._networks = network_pool_names(listed)
 
     def __call__(self, machine: Object) -> bool:
         if machine["kind"] != "VirtualMachine":
             return False
-        if self._clock() >= self._until:
-            listed = self._store.list(("DevicePool", "DeviceClaim", "VirtualMachine")).objects
-            pools = {node: pool for pool in listed if (node := node_of_host_pool(pool)) is not None}
-            self._targets = MigrationTargets.of(pools)
-            self._claims = {ClaimView(one).key: one for one in listed if one["kind"] == "DeviceClaim"}
-            self._users = claim_users(one for one in listed if one["kind"] == "VirtualMachine")
-            self._networks = network_pool_names(listed)
-            self._until = self._clock() + _MAX_AGE_SECONDS
         node = MachineView(machine).node or ""
         if self._targets.why_none(machine, node):
             return False

@@ -36,7 +36,7 @@ from devalloc.controller.permits.decide import (
 )
 from devalloc.controller.permits.hosts import FrozenHosts
 from devalloc.controller.permits.leadership import Leadership
-from devalloc.controller.permits.ledger import Host, PermitLedgers
+from devalloc.controller.permits.ledger import CanMigrate, Host, PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.sources import MAX_BATCH, MachineSource, MachineSources
 from devalloc.scaling.messages.permits import PermitRequest
@@ -95,6 +95,8 @@ class StoreChanges:
     gap: bool = False
     """Something was missed: all is to be read again."""
     hosts: Mapping[str, Host] | None = None
+    can_move: CanMigrate | None = None
+    """How to judge from now on whether machines can move; with ``hosts``."""
     pods: Sequence[Event] = ()
     """Of runner pods."""
     all_pods: Sequence[Object] | None = None
@@ -190,11 +192,16 @@ class PermitWriter:
         """Requests in the queue. Changes of the store wait there too, and are not counted."""
         return self._waiting
 
-    async def load(self, hosts: Mapping[str, Host], pods: Sequence[Object] | None = None) -> None:
-        """Begin with these hosts and runner pods, and all objects. ``pods``: None if they come later. Raises
-        StoreError, LeaseLost."""
+    async def load(
+        self,
+        hosts: Mapping[str, Host],
+        pods: Sequence[Object] | None = None,
+        can_move: CanMigrate | None = None,
+    ) -> None:
+        """Begin with these hosts and runner pods, and all objects. ``pods``: None if they come later. ``can_move``: as
+        ``PermitLedgers`` has it. Raises StoreError, LeaseLost."""
         self._hosts = hosts
-        self.book.begin(hosts)
+        self.book.begin(hosts, can_move)
         self._must_inherit = True
         if pods is not None:
             self._list_pods(pods)
@@ -287,7 +294,7 @@ class PermitWriter:
     def _see(self, seen: StoreChanges) -> None:
         """Raises LeaseLost."""
         if seen.hosts is not None:
-            self._limit(seen.hosts)
+            self._limit(seen.hosts, seen.can_move)
         self._stale |= seen.gap
         if seen.all_pods is not None:
             self._list_pods(seen.all_pods)
@@ -320,9 +327,9 @@ class PermitWriter:
         else:
             self.book.put_runner(runner, is_inherited=self._must_inherit)
 
-    def _limit(self, hosts: Mapping[str, Host]) -> None:
+    def _limit(self, hosts: Mapping[str, Host], can_move: CanMigrate | None = None) -> None:
         self._hosts = hosts
-        self.book.limit(hosts)
+        self.book.limit(hosts, can_move)
 
     def _see_machine(self, obj: Object, gone: bool) -> None:
         if gone:

@@ -232,14 +232,13 @@ def test_a_pod_of_others_counts_until_it_is_gone_and_a_machine_of_its_name_takes
 
 
 def test_a_machine_can_leave_once_another_node_receives_it_though_its_object_does_not_change() -> None:
-    world, receives = World(), {"node-b": False}
-    world.book = PermitLedgers(world.settings, SOURCES, can_move=lambda obj: receives["node-b"], migrates=True)
-    world.book.begin(world.hosts)
+    world = World()
+    world.book = PermitLedgers(world.settings, SOURCES, migrates=True)
+    world.book.begin(world.hosts, lambda obj: False)
     world.runs("a", labels={"autoscaling.neon.tech/auto-migration-enabled": "true"})
     world.runs("b")
     for does, first in ((False, None), (True, ("default", "a")), (False, None)):
-        receives["node-b"] = does
-        world.book.limit(world.hosts)
+        world.book.limit(world.hosts, (lambda obj: True) if does else (lambda obj: False))
         assert next_to_migrate(world.book.nodes["node-a"]) == first
 
 
