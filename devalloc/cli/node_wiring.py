@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from devalloc_node.agent.permit_client import PermitEndpoint
     from devalloc_node.daemon import Publisher
     from devalloc_node.host.boundary import Host
+    from devalloc_node.machines import MachineSettings
     from devalloc_node.node import ClaimSource, Node
     from devalloc_node.parts import Loop
-    from devalloc_node.settings import NodeSettings
 
 Say = Callable[[str], None]
 CAPACITY_CACHE_SECONDS = 10.0
@@ -71,7 +71,7 @@ def abandon_hung_threads(say: Say) -> Iterator[None]:
                 os._exit(0)
 
 
-def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
+def make_host(settings: MachineSettings, *, dry_run: bool, say: Say) -> Host:
     """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
     from devalloc.inventory.device_users import visibility_problem
     from devalloc_node.host.boundary import DryRun
@@ -122,7 +122,8 @@ def store_source(store: Store, node_name: str) -> ClaimSource:
     from devalloc.store.nodes import fence_statement, has_nodes
     from devalloc_node.claims.store_grants import KIND, StoreGrants
     from devalloc_node.health.conditions import ClaimConditions
-    from devalloc_node.node import RENAME_ADVICE, ClaimSource
+    from devalloc_node.machines import MachineSource
+    from devalloc_node.node import RENAME_ADVICE
     from devalloc_node.vms.fencing import has_machine, settle, settle_previous_name
     from devalloc_node.vms.objects import permitted_on
 
@@ -136,12 +137,12 @@ def store_source(store: Store, node_name: str) -> ClaimSource:
 
     grants = StoreGrants(store, node_name)
     statement = partial(fence_statement, store, node_name)
-    return ClaimSource(
+    return MachineSource(
         KIND,
         grants,
         uid_of,
         ClaimConditions(store, node_name).update,
-        partial(permitted_on, store, node_name),
+        permitted=partial(permitted_on, store, node_name),
         settle=lambda operations: settle(store, operations, statement),
         has_machine=partial(has_machine, store),
         settle_previous_name=partial(settle_previous_name, store),
@@ -176,7 +177,7 @@ def store_publishing(
     else:
         withdraw = partial(_withdraw_pools, store, place, settings.node_name, on_published)
     try:  # a dry run runs no machines, and may run beside the real plugin
-        turn = PublishLock(place, settings.node_name, is_plugin=not settings.machines.dry_run, is_shared=is_cluster)
+        turn = PublishLock(place, settings.node_name, is_plugin=not settings.dry_run, is_shared=is_cluster)
     except StoreLocked as error:
         raise Denied("NodeServed", str(error)) from error
     with closing(turn), closing(UdevSource()) as events:
@@ -251,9 +252,11 @@ def store_loops(
     """All loops of the plugin for the VirtualMachines of a store. ``alone``: no
     other process runs such loops on the store; ``endpoint``: the permit server that replaces the one of the settings.
     """
+    from devalloc_node.machines import machines_of
+
     not_ours = threading.Event()
     loops = store_machines(store, node, not_ours, endpoint)
-    scaling = node.settings.scaling
+    scaling = machines_of(node).settings.scaling
     if scaling is not None and scaling.server is not None:
         loops.append(store_permits(store, node, not_ours, alone=alone, say=say))
     return loops
@@ -267,53 +270,54 @@ def store_machines(
     ``not_ours``: set while another process listens on the port of our own permit server. It may have other accounts,
     so the agent does not ask it.
     """
+    from devalloc_node.machines import machines_of
     from devalloc_node.operations.change_feed import machine_change
     from devalloc_node.vms import LoopSettings, MachineControls, MigrationLoop, ServiceMachines, VirtualMachineLoop
 
+    part = machines_of(node)
+    operations, scaling, runner_networks = part.operations, part.settings.scaling, part.settings.runners
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
     scalers = None
-    if node.settings.scaling is not None:
+    if scaling is not None:
         from devalloc_node.agent.agent_thread import AgentThread
 
         scalers = AgentThread(
-            node.operations,
-            node.settings.scaling,
+            operations,
+            scaling,
             changed=lambda key: node.notifier.beat(machine_change(key)),
             registry=node.metrics.registry,
             may_ask=lambda: not_ours is None or not not_ours.is_set(),
             endpoint=endpoint,
         )
-        node.operations.report = scalers.report
+        operations.report = scalers.report
     runners = None
-    if node.settings.runners:
+    if runner_networks:
         from devalloc_node.agent.cpu_time_server import RunnerServers
 
         runners = RunnerServers(
-            node.operations, node.settings.runners, changed=lambda key: node.notifier.beat(machine_change(key))
+            operations, runner_networks, changed=lambda key: node.notifier.beat(machine_change(key))
         )
     machines = VirtualMachineLoop(
         store,
-        node.operations,
+        operations,
         node.notifier,
         settings=settings,
         removed=node.metrics.removed,
-        controls=MachineControls(scalers, runners, node.guest_reports),
-        settle=lambda: node.source.settle(node.operations),
+        controls=MachineControls(scalers, runners, part.guest_reports),
+        settle=part.settle,
     )
     node.rounds.append(lambda: machines.worker.began)
     migrations = MigrationLoop(
         store,
-        node.operations,
-        node.machines,
+        operations,
+        part.machines,
         node.notifier,
-        replace(node.settings.migrations, sys=node.settings.root / "sys"),
+        replace(part.settings.migrations, sys=node.settings.root / "sys"),
         resync=node.settings.resync,
         grace=node.settings.grace,
-        settle=lambda: node.source.settle(node.operations),
+        settle=part.settle,
     )
-    created = ServiceMachines(
-        node.operations, node.notifier, scaling=scalers, runners=runners, resync=node.settings.resync
-    )
+    created = ServiceMachines(operations, node.notifier, scaling=scalers, runners=runners, resync=node.settings.resync)
     return [machines.run, created.run, migrations.run, *(each.run for each in (scalers, runners) if each is not None)]
 
 
@@ -323,17 +327,19 @@ def frozen_hosts(node: Node) -> FrozenHosts:
     from devalloc.inventory.capacity import discover_capacity
     from devalloc.scaling.resources import Resources
     from devalloc.store import Unavailable
+    from devalloc_node.machines import machines_of
 
+    part = machines_of(node)
     limit, looked = Resources(0, 0), -CAPACITY_CACHE_SECONDS
 
     @contextmanager
     def still() -> Iterator[dict[str, Host]]:
         nonlocal limit, looked
         if time.monotonic() - looked > CAPACITY_CACHE_SECONDS:
-            capacity = discover_capacity(node.settings.root, node.settings.limits)
+            capacity = discover_capacity(node.settings.root, part.settings.limits)
             limit, looked = Resources(capacity.cpu.effective_limit, capacity.memory.effective_limit), time.monotonic()
         try:
-            with node.machines.still(node.operations.without_object, Deadline.after(MACHINE_START_SECONDS)) as uses:
+            with part.machines.still(part.operations.without_object, Deadline.after(MACHINE_START_SECONDS)) as uses:
                 found_here = [(use.id.partition("/"), Resources(use.cpu, use.memory)) for use in uses]
                 others = {(key[0], key[2]): amount for key, amount in found_here}
                 yield {node.settings.node_name: Host(limit, others)}
@@ -354,6 +360,7 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
     from devalloc.controller.permits.leadership import new_holder, permits_lease
     from devalloc.controller.permits.server import ServerAddresses
     from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
+    from devalloc_node.machines import machines_of
 
     still = frozen_hosts(node)
 
@@ -361,7 +368,7 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
         with still() as by_node:
             return by_node
 
-    name, scaling = node.settings.node_name, node.settings.scaling
+    name, scaling = node.settings.node_name, machines_of(node).settings.scaling
     assert scaling is not None
     assert scaling.server is not None
     dump = scaling.server.dump

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from devalloc.inventory.config import DeviceRecords
     from devalloc.store import Event, Key, Store
     from devalloc.store.watcher import Listed
+    from devalloc_node.machines import MachineSettings
     from devalloc_node.node import Node
-    from devalloc_node.settings import NodeSettings
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class StandaloneNode:
         store: Path,
         state: Path,
         node_name: str,
-        settings: Callable[[], NodeSettings],
+        settings: Callable[[], MachineSettings],
         *,
         rescan: Callable[[], None],
         say: Callable[[str], None],
@@ -163,7 +163,7 @@ class StandaloneNode:
         from devalloc_node.node import open_node
 
         settings = self._settings()
-        dry_run = settings.machines.dry_run
+        dry_run = settings.dry_run
         with ExitStack() as stack:
             host = on.make_host(settings, dry_run=dry_run, say=self._say)
             store = stack.enter_context(closing(SQLiteStore(self._store)))

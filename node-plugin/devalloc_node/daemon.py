@@ -27,8 +27,6 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, raise_first
 from devalloc_node.journal import audit_log
 from devalloc_node.journal.sqlite import NODE_NAME
-from devalloc_node.machine import lifecycle
-from devalloc_node.machine_service.service import MachineService
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, metrics_served
 from devalloc_node.node import Node, NodeCommand
@@ -38,7 +36,6 @@ from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import open_proxy
 from devalloc_node.service.server import ExclusiveEndpoint, Service, hold_endpoint
 from devalloc_node.settings import KubeletSettings
-from devalloc_node.vms.restarts import MachineRestarts
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +53,7 @@ def serving(node: Node, say: Announce) -> Iterator[None]:
                 stack.enter_context(hold_endpoint(what, take, wait=True, say=say))
         if (path := node.settings.socket) is not None:
             own = NodeService(node.held, _service_info(node), node.metrics, node.streams).service()
-            machines = MachineService(node.operations, node.metrics, node.streams).service()
-            services = [own, machines, *(service for part in node.parts for service in part.services())]
+            services = [own, *(service for part in node.parts for service in part.services())]
             what = f"{own.name} on {path}"
             wait = node.settings.rolling
             stack.enter_context(hold_endpoint(what, partial(_own_socket, what, path, services), wait=wait, say=say))
@@ -168,8 +164,10 @@ def run_daemon(
             raise Failed("JournalUnavailable", f"cannot write the audit log: {error}") from error
         for text in (text for part in node.parts for text in part.warnings()):
             say(text)
-        stack.callback(node.machines.close)
-        node.machines.recover()
+        for part in node.parts:
+            stack.callback(part.close)
+        for part in node.parts:
+            part.recover()
         _refuse_another_name(node)
         _announce_report(node.reconciler.recover(), say)
         _record_node_name(node, publishing)
@@ -180,14 +178,9 @@ def run_daemon(
             log.warning("%s: %s", _UNSETTLED, error)
             published = [partial(_when_settled, node, one) for one in publishing.loops]
         stack.enter_context(serving(node, say))
-        restarts = MachineRestarts(node.operations, node.notifier, node.machines.to_restart)
         own: list[Loop] = [
             node.health.run,
             node.condition_reporter.run,
-            partial(lifecycle.run_maintenance, node.machines),
-            restarts.run,
-            node.guest_reports.run,
-            node.qemu_events.run,
             *(loop for part in node.parts for loop in part.loops()),
         ]
         node.reconciler.look()
@@ -225,9 +218,8 @@ def _refuse_another_name(node: Node) -> None:
 
 def _objects_of_node(node: Node, name: str) -> list[str]:
     """The machines and claims of the journal that still belong to the node with this name. Raises NodeError."""
-    source, operations, claims = node.source, node.operations, node.journal.claims()
-    machines = [(key, uid) for key, uid in sorted(operations.machines.owners().items()) if uid]
-    held = [f"machine {key}" for key, uid in machines if source.has_machine(operations, key, uid, name)]
+    source, claims = node.source, node.journal.claims()
+    held = [text for part in node.parts for text in part.kept_for(name)]
     identity = source.grants.identity() if claims else ""
     for claim in claims:
         is_same_source = (claim.kind, claim.grant.get("source")) == (source.kind, identity)
@@ -242,18 +234,20 @@ def _record_node_name(node: Node, publishing: Publisher) -> None:
     withdrawn. After a crash the journal still has the previous name. Raises NodeError if something cannot be withdrawn.
     """
     name, previous = node.settings.node_name, node.journal.setting(NODE_NAME)
-    if previous == name or node.settings.machines.dry_run:
+    if previous == name or node.settings.dry_run:
         return
     if previous is not None:
-        node.source.settle_previous_name(node.operations, previous)
+        for part in node.parts:
+            part.settle_previous_name(previous)
         publishing.withdraw(previous)
     node.journal.set(NODE_NAME, name)
 
 
 def _settle(node: Node) -> float:
     """End what was taken away from this node. Raises NodeError if that is not possible yet."""
-    if not node.settings.machines.dry_run:
-        node.source.settle(node.operations)
+    if not node.settings.dry_run:
+        for part in node.parts:
+            part.settle()
     return DONE
 
 

@@ -6,8 +6,8 @@ Nothing goes on by itself here but the watch over machines; ``run_daemon`` has i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Literal
@@ -33,22 +33,15 @@ from devalloc_node.health.conditions import ConditionReporter, with_machine_addr
 from devalloc_node.health.watch import DeviceHealth, HealthSnapshot, HealthWatch, PcieErrorCounter
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import SQLiteJournal, open_journal
-from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.records import MachineAmounts
-from devalloc_node.machine.resources import HostUses
-from devalloc_node.machine_service.operations import MachineOperations, runs
-from devalloc_node.machines import MachineHomes
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, NodeState
 from devalloc_node.model.grant import ClaimRef, Grants
-from devalloc_node.model.step import ATTACHMENT, Prepared, PreparedDevice, Step
-from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
+from devalloc_node.model.step import Prepared, PreparedDevice, Step, StepKind
+from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier
 from devalloc_node.operations.claim_registry import ClaimRegistry
+from devalloc_node.parts import NodePart
 from devalloc_node.service.calls import ChangeStreams
 from devalloc_node.settings import NodeSettings
-from devalloc_node.vms.guest_reports import GuestReports, ReportPorts
-from devalloc_node.vms.qemu_events import QemuEvents
 
 
 class InventoryCache:
@@ -116,16 +109,6 @@ class ClaimSource:
     """Of the claim that has this namespace and name now; None if there is none. Raises Failed."""
     tell: Callable[[Iterable[Prepared], HealthSnapshot], None] = lambda prepared, checkup: None
     """Says on claims how their devices are; called again and again, from one thread."""
-    permitted: Callable[[], Mapping[str, MachineAmounts]] = dict
-    """What machines of the node are permitted, by key. Raises Failed."""
-    settle: Callable[[MachineOperations], None] = lambda operations: None
-    """Ends what was taken away from this node while it was fenced. Called before anything is published or prepared, and
-    again until it does not raise NodeError."""
-    has_machine: Callable[[MachineOperations, str, str, str], bool] = lambda operations, key, uid, node_name: True
-    """Whether the machine with this key, which was made for the object with this UID, belongs to the node with this
-    name, which this node had before. Raises Failed."""
-    settle_previous_name: Callable[[MachineOperations, str], None] = lambda operations, previous: None
-    """Ends what was taken away from this node when it had another name. Raises NodeError."""
     rename_advice: str = RENAME_ADVICE
     """What a user can do about machines and claims of ``{node}``, the previous name of this node."""
 
@@ -142,21 +125,9 @@ class Node:
         self.streams = ChangeStreams(self.notifier)
         self.bindings = Bindings(host, settings.bindings)
         self.devices: Callable[[], BarSizes] = lambda: pci.largest_bar_sizes(host.tree())
-        self.parts = [make(self) for make in settings.parts]
-        homes = next((part for part in self.parts if isinstance(part, MachineHomes)), MachineHomes())
-        self.homes = homes.homes
-        self.machines = MachineLifecycle(
-            replace(settings.machines, lent=homes.lent, devices=self.devices),
-            journal,
-            changed=lambda key: self.notifier.beat(machine_change(key)),
-            ended=lambda: self.metrics.ended(),
-            host=settings.capacity,
-            homes=self.homes,
-            uses=HostUses(homes.uses, source.permitted),
-        )
-        attachments = AttachmentKind(self.machines, host, lambda functions: pci.bar_sizes(host.tree(), functions))
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
         ever = folders_ever(journal, settings.written)
+        kinds: dict[str, StepKind] = {**step_kinds(host), "file": FileKind(host, ever)}
         self.claims = Claims(
             journal,
             ClaimLocks(settings.state / "locks"),
@@ -169,7 +140,7 @@ class Node:
                 boot_id=self.boot_id,
                 remains=files.remains,
             ),
-            {**step_kinds(host), "file": FileKind(host, ever), ATTACHMENT: attachments},
+            kinds,
             options=PrepareOptions(grace_seconds=settings.grace),
             render={"DeviceClaim": [files.spec], "ResourceClaim": [files.spec, files.metadata]},
             guard=ChangeGuard(
@@ -192,20 +163,8 @@ class Node:
             plan=self._plan,
             kind=source.kind,
             changed=self.claims_changed,
-            lives=lambda key: runs(self.machines, key),
+            lives=lambda key: any(part.lives(key) for part in self.parts),
         )
-        self.operations = MachineOperations(
-            self.held, self.machines, attachments, node_name=settings.node_name, changed=self.claims_changed
-        )
-        self.guest_reports = GuestReports(
-            ReportPorts(journal, self.machines.config),
-            self.operations.finish,
-            changed=lambda key: self.notifier.beat(machine_change(key)),
-        )
-        self.operations.guest_report = self.guest_reports.report
-        self.notifier.follow(self.guest_reports.hear)
-        self.qemu_events = QemuEvents(ReportPorts(journal, self.machines.config, of_qemu=True), self._cpus_changed)
-        self.notifier.follow(self.qemu_events.hear)
         self.inventory = InventoryCache(settings, self._with_recorded, self.notifier.beat)
         self.condition_reporter = ConditionReporter(source.tell, self._reported_claims, self.health)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
@@ -215,6 +174,11 @@ class Node:
         self.rounds: list[Round] = [lambda: self.reconciling_since]
         """Of the loops that must go on, for the watchdog of the service manager."""
         self._link_errors = PcieErrorCounter()
+        self.parts: list[NodePart] = []
+        for make in settings.parts:
+            part = make(self)
+            self.parts.append(part)
+            kinds |= part.kinds()
 
     # Asked of who runs it.
 
@@ -267,11 +231,6 @@ class Node:
         self.inventory.republish()
         self.notifier.beat(DEVICES)
 
-    def _cpus_changed(self, key: str) -> None:
-        """CPUs of a machine have stopped, or run again, without a command of ours."""
-        self.machines.forget_look(key)
-        self.notifier.beat(machine_change(key))
-
     # What one part asks of the others.
 
     def boot_id(self) -> str:
@@ -292,19 +251,11 @@ class Node:
         return DeviceRecords(devices.held, own.prepared, withheld, devices.made | own.made, refused, own.drives)
 
     def _reported_claims(self) -> list[Prepared]:
-        """The prepared claims, with the addresses of machines in warm setups that have their devices."""
-        homes = self.homes
-        if homes is None:
-            return self.claims.prepared()
+        """The prepared claims, with the addresses of machines that have their devices."""
 
         def address_of(ref: ClaimRef, device: PreparedDevice) -> str | None:
-            with suppress(NodeError):  # a machine whose record cannot be read
-                for plug in self.operations.claims.plugs_of(ref):
-                    record = self.machines.find(plug.machine) if plug.device == device.name else None
-                    network = homes.network(plug.machine, record.run) if record is not None else None
-                    if network is not None:
-                        return network.address
-            return None
+            addresses = (part.address_of(ref, device) for part in self.parts)
+            return next((address for address in addresses if address is not None), None)
 
         return with_machine_addresses(self.claims.prepared(), address_of)
 
@@ -316,7 +267,7 @@ class Node:
     def _state(self) -> NodeState:
         """For the metrics. Raises NodeError."""
         self.journal.refuse_lost()
-        state = gauges.node_state(self.journal, self.machines.list(), self.guest_reports)
+        state = gauges.node_state(self.journal)
         return replace(state, of_parts=[metric for part in self.parts for metric in part.metrics()])
 
     def _plan(self, ref: ClaimRef, due: Deadline) -> Sequence[Step]:

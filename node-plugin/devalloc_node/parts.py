@@ -13,6 +13,8 @@ from typing import Any
 
 from prometheus_client import Metric
 
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import PreparedDevice, StepKind
 from devalloc_node.service.server import ExclusiveEndpoint, Service
 
 GROUP = "devalloc.node_parts"
@@ -21,7 +23,37 @@ Loop = Callable[[threading.Event], None]
 
 
 class NodePart:
-    """What all parts may have; nothing of it is there unless the part says so. All calls are safe for threads."""
+    """What all parts may have; nothing of it is there unless the part says so. All calls are safe for threads. They
+    raise errors of ``devalloc_node.errors``."""
+
+    def kinds(self) -> Mapping[str, StepKind]:
+        """Kinds of steps that claims may have, by name."""
+        return {}
+
+    def lives(self, user: str) -> bool:
+        """Whether something with this key runs that has devices of claims."""
+        return False
+
+    def address_of(self, ref: ClaimRef, device: PreparedDevice) -> str | None:
+        """Where who has a device of a claim is reached; None: that is not known."""
+        return None
+
+    def kept_for(self, node_name: str) -> Sequence[str]:
+        """What it has that still belongs to the node with this name, which this node had before."""
+        return ()
+
+    def settle_previous_name(self, previous: str) -> None:
+        """End what was taken away from this node when it had another name."""
+
+    def recover(self) -> None:
+        """Take up what an earlier run has left, before anything else is done."""
+
+    def settle(self) -> None:
+        """End what was taken away from this node while it was fenced. Called before anything is published or prepared,
+        and again until it raises nothing."""
+
+    def close(self) -> None:
+        """Give back what the process has, at its end."""
 
     def warnings(self) -> Iterable[str]:
         """What an administrator should know at the start, in sentences."""

@@ -19,7 +19,7 @@ from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.http_client import new_session
 from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.settings import ScalerTimeouts
+from devalloc_node.agent.settings import ScalerTimeouts
 from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.scaler_fakes import ScalerFakes

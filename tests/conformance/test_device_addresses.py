@@ -15,6 +15,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.health.conditions import ClaimConditions, with_machine_addresses
 from devalloc_node.health.watch import HealthSnapshot
+from devalloc_node.machines import machines_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, Prepared, PreparedDevice, Step
 from tests.conformance.test_node_and_kubelet import GPU, VF, Bed
@@ -118,18 +119,19 @@ def test_the_node_knows_the_addresses_of_machines_in_warm_setups(bed: Bed, monke
             ]
 
         assert addresses() == [None, None], "there are no setups"
+        machines = machines_of(node)
         setups = SimpleNamespace(network=lambda key, run: SimpleNamespace(address=ADDRESS) if run == "run-1" else None)
-        monkeypatch.setattr(node, "homes", setups)
+        monkeypatch.setattr(machines, "homes", setups)
         assert addresses() == [None, None], "it is in no machine"
         value = {"functions": ["0000:01:00.0"], "nodes": []}
         node.journal.intend([(ref.uid, f"{pool_of(GPU)}/{GPU}", Step(ATTACHMENT, "default/vm/dev", None, value))])
-        monkeypatch.setattr(node.machines, "find", lambda key: SimpleNamespace(run="run-1"))
+        monkeypatch.setattr(machines.machines, "find", lambda key: SimpleNamespace(run="run-1"))
         assert addresses() == [ADDRESS, None]
-        monkeypatch.setattr(node.machines, "find", lambda key: SimpleNamespace(run="run-2"))
+        monkeypatch.setattr(machines.machines, "find", lambda key: SimpleNamespace(run="run-2"))
         assert addresses() == [None, None], "the setup is of another run"
 
         def unreadable(key: str) -> object:
             raise Failed("JournalDamaged", "its record cannot be read")
 
-        monkeypatch.setattr(node.machines, "find", unreadable)
+        monkeypatch.setattr(machines.machines, "find", unreadable)
         assert addresses() == [None, None]

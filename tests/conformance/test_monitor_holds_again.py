@@ -9,7 +9,7 @@ import pytest
 
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.deadline import Deadline
-from devalloc_node.settings import NodeSettings
+from devalloc_node.machines import MachineSettings
 from tests.conformance.test_node_and_kubelet import GPU, GPU_FUNCTIONS, Bed
 from tests.support.fake_tree import memory_folder
 
@@ -17,7 +17,7 @@ from tests.support.fake_tree import memory_folder
 class MonitoredBed(Bed):
     """A host whose GPU the daemon holds, which may be asked to let it go."""
 
-    def settings(self, pod_uid: str | None = None) -> NodeSettings:
+    def settings(self, pod_uid: str | None = None) -> MachineSettings:
         settings = super().settings(pod_uid)
         config = BindingConfig(self.name, release_from=frozenset({"nvidia-persistenced"}))
         object.__setattr__(settings, "bindings", config)

@@ -25,13 +25,14 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.boundary import DryRun
 from devalloc_node.host.files import Files
 from devalloc_node.machine.machine_files import MachineConfig
+from devalloc_node.machines import MachineSettings
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import ATTACHMENT, Step
 from devalloc_node.net.unix_sockets import has_listener
 from devalloc_node.node import ClaimSource, Node, open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from devalloc_node.settings import KubeletSettings, NodeSettings
+from devalloc_node.settings import KubeletSettings
 from tests.support import pci_cards
 from tests.support.binding_runner import pool_of
 from tests.support.fake_host import FakeHost, LocalHost
@@ -112,8 +113,8 @@ class Bed:
         self.host.proc("sys/kernel/random/boot_id", f"{BOOT}\n")
         self.before = self.host.snapshot()
 
-    def settings(self, pod_uid: str | None = None) -> NodeSettings:
-        return NodeSettings(
+    def settings(self, pod_uid: str | None = None) -> MachineSettings:
+        return MachineSettings(
             self.name,
             BindingConfig(self.name),
             root=self.folder / "host",

@@ -24,10 +24,10 @@ from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.errors import Denied
 from devalloc_node.machine.machine_files import MachineConfig
+from devalloc_node.machines import MachineSettings
 from devalloc_node.node import Node, open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from devalloc_node.settings import NodeSettings
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
@@ -57,7 +57,7 @@ class Bed:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.settings = NodeSettings(
+        self.settings = MachineSettings(
             NODE,
             BindingConfig(NODE),
             root=folder / "host",
@@ -198,14 +198,14 @@ def test_a_node_has_one_plugin(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Non
             Denied, "NodeServed", retryable=True, match=r"already runs the plugin of node node-a .*--node-name"
         ):
             served_as(bed, NODE)
-        bed.settings = replace(second, machines=replace(machines, dry_run=True))
+        bed.settings = replace(second, dry_run=True)
         served_as(bed, NODE)
         bed.settings = first
     bed.settings = second
     served_as(bed, NODE)
 
 
-def named(bed: Bed, name: str) -> NodeSettings:
+def named(bed: Bed, name: str) -> MachineSettings:
     """The settings of the plugin after its host was renamed."""
     return replace(bed.settings, node_name=name, bindings=BindingConfig(name))
 

@@ -22,8 +22,9 @@ from devalloc.controller.permits.hosts import HostSource
 from devalloc.controller.permits.leadership import new_holder, permits_lease
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.agent.settings import ScalingSettings, ServerPorts
 from devalloc_node.binding.binding import BindingConfig
-from devalloc_node.settings import NodeSettings, ScalingSettings, ServerPorts
+from devalloc_node.machines import Machines, MachineSettings
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.ports import free_ports
 from tests.support.waiting import in_threads, until
@@ -34,17 +35,25 @@ def listener() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
+def node_without_machines(folder: Path, scaling: ScalingSettings) -> Any:
+    """As far as a permit server asks it."""
+    settings = MachineSettings("node-a", BindingConfig("node-a"), state=folder, scaling=scaling)
+
+    class NoMachines(Machines):
+        def __init__(self) -> None:
+            self.settings = settings
+            self.machines: Any = SimpleNamespace(still=lambda *_: nullcontext([]))
+            self.operations: Any = SimpleNamespace(without_object=None)
+
+    return SimpleNamespace(settings=settings, parts=[NoMachines()])
+
+
 def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LISTEN_SECONDS", 0.05)
     with listener() as other, closing(SQLiteStore(tmp_path / "store.db")) as store:
         port = other.getsockname()[1]
         scaling = ScalingSettings(server=ServerPorts(port, None))
-        settings = NodeSettings("node-a", BindingConfig("node-a"), state=tmp_path, scaling=scaling)
-        node: Any = SimpleNamespace(
-            settings=settings,
-            machines=SimpleNamespace(still=lambda *_: nullcontext([])),
-            operations=SimpleNamespace(without_object=None),
-        )
+        node = node_without_machines(tmp_path, scaling)
         messages: list[str] = []
         not_ours = threading.Event()
         loop = node_wiring.store_permits(store, node, not_ours, alone=False, say=messages.append)
@@ -70,7 +79,7 @@ def test_the_server_gets_the_time_limit_of_migrations(tmp_path: Path, monkeypatc
     limits: list[float] = []
     monkeypatch.setattr(permits, "PermitServer", lambda services: limits.append(services.settings.migration_seconds))
     scaling = ScalingSettings(server=ServerPorts(0, None, migration_seconds=7200.0))
-    node: Any = SimpleNamespace(settings=NodeSettings("n", BindingConfig("n"), state=tmp_path, scaling=scaling))
+    node = node_without_machines(tmp_path, scaling)
     with closing(SQLiteStore(tmp_path / "store.db")) as store:
         node_wiring.store_permits(store, node, threading.Event(), alone=True, say=pytest.fail)
     assert limits == [7200.0]
@@ -80,11 +89,7 @@ def test_the_server_gets_the_time_limit_of_migrations(tmp_path: Path, monkeypatc
 def given_by_a_node(folder: Path, scaling: ScalingSettings) -> Iterator[None]:
     """While inside, permits are given as a node plugin gives them."""
     with closing(SQLiteStore(folder / "store.db")) as store:
-        node: Any = SimpleNamespace(
-            settings=NodeSettings("node-a", BindingConfig("node-a"), state=folder, scaling=scaling),
-            machines=SimpleNamespace(still=lambda *_: nullcontext([])),
-            operations=SimpleNamespace(without_object=None),
-        )
+        node = node_without_machines(folder, scaling)
         messages = list[str]()
         loop = node_wiring.store_permits(store, node, threading.Event(), alone=False, say=messages.append)
         with in_threads(loop):

@@ -25,10 +25,10 @@ from devalloc_node.claims.journal_content import inventory_facts
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
+from devalloc_node.machines import MachineSettings
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared
 from devalloc_node.node import ClaimSource, Node, open_node
-from devalloc_node.settings import NodeSettings
 from devalloc_solver import testing
 from tests.conformance.test_node_and_kubelet import GPU, GPU_FUNCTIONS, POOLS, VF, Bed
 from tests.support import pci_cards
@@ -49,7 +49,7 @@ IDENTITIES = meta.ALLOCATED_IDENTITIES
 class StorageBed(Bed):
     """A host that gives drives away, too."""
 
-    def settings(self, pod_uid: str | None = None) -> NodeSettings:
+    def settings(self, pod_uid: str | None = None) -> MachineSettings:
         settings = super().settings(pod_uid)
         allowed = frozenset({"gpu", "vf", "vgpu", "storage"})
         object.__setattr__(settings, "bindings", BindingConfig(self.name, allowed=allowed, erase_policy=True))

@@ -28,7 +28,7 @@ from devalloc_node.machine.migration_tls import make_identity
 from devalloc_node.machine.pci import WindowReserve, list_root_ports
 from devalloc_node.machine.process import process
 from devalloc_node.machine.spec import EmulatedDevice, Nic, machine_id
-from devalloc_node.settings import MigrationSettings
+from devalloc_node.vms.migrations import MigrationSettings
 from tests.support import tiny_guest
 from tests.support.deadlines import soon
 from tests.support.guest import Guest, moved_guest

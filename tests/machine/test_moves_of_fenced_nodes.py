@@ -16,8 +16,8 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import Failed
 from devalloc_node.machine.machine_files import MachineConfig
+from devalloc_node.machines import MachineSettings, machines_of
 from devalloc_node.node import open_node
-from devalloc_node.settings import NodeSettings
 from devalloc_node.vms import MigrationLoop, fencing
 from devalloc_node.vms.migrations import ALL
 from tests.machine.test_migration import TwoNodes, nodes, qemu, small
@@ -99,7 +99,7 @@ def test_a_fenced_node_that_comes_back_ends_what_was_moving(
 def test_a_plugin_ends_what_was_taken_away_from_it_before_machines_move(small: TwoNodes, tmp_path: Path) -> None:
     host = FakeHost(tmp_path / "host")
     host.proc("sys/kernel/random/boot_id", "boot-1\n")
-    settings = NodeSettings(
+    settings = MachineSettings(
         "a", BindingConfig("a"), root=tmp_path / "host", state=tmp_path / "plugin", machines=small.first
     )
     with (
@@ -109,11 +109,12 @@ def test_a_plugin_ends_what_was_taken_away_from_it_before_machines_move(small: T
         loops = [getattr(run, "__self__", None) for run in store_machines(store, node)]
         (loop,) = (one for one in loops if isinstance(one, MigrationLoop))
         settled: list[object] = []
-        node.source = replace(node.source, settle=settled.append)
+        part = machines_of(node)
+        part.source = replace(part.source, settle=settled.append)
         look(loop)
         look(loop)
-        assert settled == [node.operations], "once"
-        node.machines.close()
+        assert settled == [part.operations], "once"
+        part.machines.close()
 
 
 def test_nothing_moves_before_it_is_settled_what_was_taken_away(small: TwoNodes, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 from unittest.mock import patch
 
 import pytest
@@ -32,7 +32,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
-from devalloc_node.claims import ClaimLocks
+from devalloc_node.claims import ClaimLocks, Claims
 from devalloc_node.claims.claim_files import FileKind, claim_spec
 from devalloc_node.claims.cleanup import Reconciler, ReconcileReport
 from devalloc_node.claims.steps import PrepareOptions
@@ -48,7 +48,8 @@ from devalloc_node.machine.process import open_nodes, process
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, QmpRefused, SocketPeer
 from devalloc_node.machine.records import MACHINES, PLUGS
 from devalloc_node.machine.spec import machine_id
-from devalloc_node.machine_service.operations import MachineOperations, runs
+from devalloc_node.machine_service import operations as machine_operations
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.operations.claim_registry import ClaimRegistry
 from tests.support import played_nodes
@@ -122,7 +123,9 @@ class MachinePlugin(PluginLife):
 
     def prepare(self, uid: str) -> Any:
         self.scenario.there(self)  # type: ignore[attr-defined]
-        return sorted((plug.ref.uid, plug.device, plug.host, plug.name) for plug in self.operations.claims.plugs(KEY))
+        return sorted(
+            (plug.ref.uid, plug.device, plug.host, plug.step.target) for plug in self.operations.claims.plugs(KEY)
+        )
 
     def unprepare(self, uid: str) -> None:
         self.scenario.back(self)  # type: ignore[attr-defined]
@@ -391,15 +394,7 @@ class MachineFaults(FaultPoints):
                 options=PrepareOptions(),
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]},
             )
-            held = ClaimRegistry(
-                claims,
-                uid_of=lambda namespace, name: name.removeprefix("claim-"),
-                exclusive=claims.locks.named,
-                plan=lambda ref, due: (),
-                kind=KIND,
-                lives=lambda key: runs(machines, key),
-            )
-            operations = MachineOperations(held, machines, attachments, node_name=NODE)
+            operations = _operations(claims, machines, attachments)
             reconciler = Reconciler(claims, boot_id=lambda: BOOT)
             refs = tuple(reference(str(number)) for number in range(len(scenario.claims)))
             vm = virtual_machine("m", **spec, claims=[ref.name for ref in refs])
@@ -514,3 +509,22 @@ def amounts(plugin: MachinePlugin, vcpus: int, milli: int, mebibytes: int) -> No
     """Scale the machine."""
     for what, amount in (("vcpus", vcpus), ("cpu", milli), ("memory", mebibytes * MIB)):
         plugin.operations.scale(KEY, what, amount, soon())
+
+
+def _operations(claims: Claims, machines: MachineLifecycle, attachments: AttachmentKind) -> MachineOperations:
+    given: dict[str, Any] = {
+        "uid_of": lambda namespace, name: name.removeprefix("claim-"),
+        "exclusive": claims.locks.named,
+        "plan": lambda ref, due: (),
+    }
+    if not hasattr(machine_operations, "runs"):  # 0.1.0 has all of it in two objects
+        old: Any = MachineOperations
+        return old(cast(Any, ClaimRegistry)(claims, attachments, **given), machines, node_name=NODE, kind=KIND)
+    held = ClaimRegistry(claims, **given, kind=KIND, lives=lambda key: machine_operations.runs(machines, key))
+    return MachineOperations(held, machines, attachments, node_name=NODE)
+
+
+def unprepare(operations: MachineOperations, ref: ClaimRef) -> None:
+    """A claim, out of machines first."""
+    holder: Any = operations.claims if hasattr(operations.claims, "unprepare") else operations  # 0.1.0
+    holder.unprepare(ref, soon())

@@ -6,7 +6,7 @@ from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic
 from devalloc_node.model.grant import GrantedDevice
 from tests.support.deadlines import soon
 from tests.support.fault_scenarios import VF, a2, device, gpu_with_audio, nic, two_cards
-from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, amounts
+from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, amounts, unprepare
 
 GPU = device("0000-01-00", "0")
 FIRST_VF = GrantedDevice(("0",), VF, "0000-41-10-0")
@@ -30,13 +30,13 @@ def _attach(plugin: MachinePlugin) -> None:
 def _detach(plugin: MachinePlugin) -> None:
     for ref in plugin.refs:
         plugin.operations.detach(ref, KEY, soon())
-        plugin.operations.claims.unprepare(ref, soon())
+        unprepare(plugin.operations, ref)
 
 
 def _unprepare(plugin: MachinePlugin) -> None:
     """What is in a machine comes out of it first."""
     for ref in plugin.refs:
-        plugin.operations.claims.unprepare(ref, soon())
+        unprepare(plugin.operations, ref)
 
 
 def _delete(plugin: MachinePlugin) -> None:

@@ -42,10 +42,11 @@ from devalloc_node.machine.process import kill, wait
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, SocketPeer
 from devalloc_node.machine.records import MACHINES, MachineRecords
 from devalloc_node.machine.spec import machine_id
+from devalloc_node.machines import MachineSettings, machines_of
 from devalloc_node.node import open_node
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.settings import MigrationSettings, NodeSettings
 from devalloc_node.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop, migration_objects
+from devalloc_node.vms.migrations import MigrationSettings
 from tests.support import qemu, tiny_guest
 from tests.support.fake_host import FakeHost, LocalHost, RemoteHost
 from tests.support.faulty_proxy import FaultyProxy
@@ -229,7 +230,7 @@ class TwoPlugins:
 
         folder, machines = self.folders[name]
         host = self.host(name, gate)
-        settings = NodeSettings(
+        settings = MachineSettings(
             name,
             BindingConfig(name),
             root=host.root,
@@ -243,22 +244,23 @@ class TwoPlugins:
             self.seams(gate),
             open_node(settings, host, store_source(store, name)) as node,
         ):
-            node.machines.recover()
+            part = machines_of(node)
+            part.machines.recover()
             with suppress(NodeError):  # as the daemon, which does it again later
                 node.reconciler.let_go(node.reconciler.recover())
             migrations = replace(migrations, sys=host.root / "sys")
-            loop = MigrationLoop(store, node.operations, node.machines, ChangeNotifier(), migrations)
+            loop = MigrationLoop(store, part.operations, part.machines, ChangeNotifier(), migrations)
             objects = VirtualMachineLoop(
                 store,
-                node.operations,
+                part.operations,
                 ChangeNotifier(),
                 settings=LoopSettings(resync=0),
                 execution=LoopExecution(spawn=lambda work: work()),
             )
             try:
-                yield MovingNode(name, node.machines, loop, objects)
+                yield MovingNode(name, part.machines, loop, objects)
             finally:
-                node.machines.close()
+                part.machines.close()
                 store.close()
 
     def host(self, name: str, gate: Gate) -> LocalHost | RemoteHost:

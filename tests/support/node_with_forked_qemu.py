@@ -23,9 +23,9 @@ from devalloc_node.daemon import run_daemon
 from devalloc_node.machine import adoption, confinement, launch
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.records import MACHINES
+from devalloc_node.machines import MachineSettings
 from devalloc_node.node import Node, open_node
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from devalloc_node.settings import NodeSettings
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
 from tests.support.forked_qemu import QemuForkServer, described_by_monitor
@@ -39,7 +39,7 @@ class NodeWithForkedQemu:
 
     def __init__(self, folder: Path, forge: QemuForkServer) -> None:
         self.folder, self._forge = folder, forge
-        self.settings = NodeSettings(
+        self.settings = MachineSettings(
             NODE,
             BindingConfig(NODE),
             root=folder / "host",

@@ -32,12 +32,12 @@ from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorS
 from devalloc_node.agent.http_client import HttpMetrics
 from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
 from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.guest.monitor import GuestMonitor
 from devalloc_node.guest.settings import MonitorSettings
 from devalloc_node.guest.system import GuestSystem
 from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts, MachineView, State
-from devalloc_node.settings import ScalerTimeouts
 from tests.support.in_process_permits import InProcessPermits
 from tests.support.machine_model import CPU, MIB, MachineModel
 from tests.support.peer_rules import PeerRules

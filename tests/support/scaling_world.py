@@ -23,8 +23,8 @@ from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.guest_monitor_client import MonitorStatus
 from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Failed, Unknown
-from devalloc_node.settings import ScalerTimeouts
 from tests.support.in_process_permits import InProcessPermits
 from tests.support.peer_rules import PeerRules
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
     from devalloc_node.machine.machine_files import AllowedFolder, FirmwareFiles, FolderSharing, MachineConfig
-    from devalloc_node.settings import KubeletSettings, MigrationSettings, NodeSettings
+    from devalloc_node.machines import MachineSettings
+    from devalloc_node.settings import KubeletSettings
+    from devalloc_node.vms.migrations import MigrationSettings
     from devalloc_node.warm.addresses import BridgeNetwork, CniNetwork
     from devalloc_node.warm.setup import WarmConfig
 
@@ -158,7 +160,7 @@ def _bridge_flags(options: WarmOptions) -> dict[str, bool]:
 def warm_settings(
     options: WarmOptions, node: str, run: Path, machines: MachineConfig, users: range
 ) -> WarmConfig | None:
-    """The settings of the pool of warm setups; None without --warm, and in a dry run.
+    """The settings of the pool of warm setups; None without --warm.
 
     ``run``: the folder of setups. ``users``: of paused machines, if the plugin is root. Raises
     BadInput.
@@ -173,7 +175,7 @@ def warm_settings(
             raise BadInput("--warm-machine needs --warm, the number of paused machines")
         if options.warm_vcpus_per_cpu is not None:
             raise BadInput("--warm-vcpus-per-cpu needs --warm: it limits the CPUs of warm setups")
-    if options.ready is None or machines.dry_run:
+    if options.ready is None:
         return None
     if options.ready > most:
         raise BadInput(f"--warm: cannot keep {options.ready} warm setups ready, because --warm-most allows {most}")
@@ -448,13 +450,13 @@ def node_settings(
     resync: float,
     kubelet: KubeletSettings | None = None,
     migrations: MigrationOptions = DEFAULT_MIGRATIONS,
-) -> NodeSettings:
+) -> MachineSettings:
     """The node plugin's settings. ``resync``: seconds between looks. ``migrations``: those of the controller. Raises
     BadInput, CommandFailed."""
     from devalloc_node.binding.binding import BindingConfig
     from devalloc_node.machine.machine_files import MachineConfig
+    from devalloc_node.machines import MachineSettings, machines_part
     from devalloc_node.parts import installed_parts
-    from devalloc_node.settings import NodeSettings
     from devalloc_node.warm.part import warm_part
 
     if options.metrics is not None:
@@ -482,7 +484,6 @@ def node_settings(
         uefi=_firmware("--uefi-firmware", options.machines.uefi_firmware),
         secure_boot=_firmware("--secure-boot-firmware", options.machines.secure_boot_firmware),
         swtpm=options.machines.swtpm,
-        dry_run=options.dry_run,
     )
     if (overhead := options.machines.machine_memory_overhead) is not None:
         machines = replace(machines, memory_slack=overhead)
@@ -491,7 +492,7 @@ def node_settings(
     root, limits = inventory.sysfs_root, options.limits.checked(home.parent)
     setups = door.parent / "warm"
     warm = warm_settings(options.warm, inventory.node, setups, machines, waiting_users)
-    return NodeSettings(
+    return MachineSettings(
         inventory.node,
         bindings,
         inventory=inventory.config,
@@ -507,7 +508,8 @@ def node_settings(
         migrations=_migrations(options.machines),
         runners=parse_networks("--runner-network", options.scaling.runner_networks),
         shared_storage=tuple(Path(folder) for folder in options.access.shared_storage),
-        parts=(warm_part(warm, setups), *installed_parts()),
+        parts=(warm_part(None if options.dry_run else warm, setups), machines_part, *installed_parts()),
+        dry_run=options.dry_run,
         metrics=options.metrics,
         resync=resync,
         grace=options.grace,
@@ -526,7 +528,7 @@ def _capacity(options: PluginOptions, root: Path, config: CapacityConfig) -> Hos
 
 def _migrations(options: MachineOptions) -> MigrationSettings:
     """Raises BadInput."""
-    from devalloc_node.settings import MigrationSettings
+    from devalloc_node.vms.migrations import MigrationSettings
 
     address = options.migration_address
     if address is not None:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from devalloc.controller.host_inventory import DiscoverFunction
     from devalloc.store import Store
     from devalloc_node.host.lock_folder import PublishMode
+    from devalloc_node.machines import MachineSettings
     from devalloc_node.node import Node
     from devalloc_node.parts import Loop
-    from devalloc_node.settings import KubeletSettings, NodeSettings
+    from devalloc_node.settings import KubeletSettings
 
 _APIS = ("v1", "v1beta1")
 _LEASE_SECONDS = 3.0
@@ -219,7 +220,7 @@ def _check(options: NodeOptions) -> None:
         raise BadInput("--allocator is for ResourceClaims: add --kubeconfig or --in-cluster, or leave it out")
 
 
-def _settings(options: NodeOptions, store: Path) -> NodeSettings:
+def _settings(options: NodeOptions, store: Path) -> MachineSettings:
     """The settings of the plugin. Raises BadInput."""
     from devalloc.cli.options.node import node_settings
 

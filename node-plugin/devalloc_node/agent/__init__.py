@@ -8,4 +8,5 @@
 - ``actuator``: change a machine, in threads
 - ``report``, ``metrics``: what people and programs see
 - ``cpu_time_server``: for controllers in place of the agent
+- ``settings``: what an administrator says of it
 """

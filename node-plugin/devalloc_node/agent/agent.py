@@ -23,10 +23,10 @@ from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.progress import ScalerMeter
 from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, RequestHandler
 from devalloc_node.net.unix_sockets import listening_socket
-from devalloc_node.settings import ScalerTimeouts
 
 _log = logging.getLogger("devalloc.agent")
 RESTART_SECONDS = (5.0, 10.0)

@@ -29,11 +29,11 @@ from devalloc_node.agent.informant_client import InformantConnection
 from devalloc_node.agent.metrics import ScalingMetrics
 from devalloc_node.agent.permit_client import HttpPermits, OwnPermits, PermitEndpoint, StaticEndpoint
 from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalingSettings, scaler_timeouts
 from devalloc_node.errors import Denied
 from devalloc_node.host import linux
 from devalloc_node.host.linux import Route
 from devalloc_node.machine_service.operations import MachineOperations
-from devalloc_node.settings import ScalingSettings, scaler_timeouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from typing import Protocol
 from devalloc.scaling.messages import runner as wire
 from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc_node.agent.agent import WakeableRounds
+from devalloc_node.agent.settings import Network
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.records import MachineView
 from devalloc_node.machine.spec import CPU
 from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer
-from devalloc_node.settings import Network
 
 _log = logging.getLogger("devalloc.agent.cpu_time_server")
 Allows = Callable[[str], bool]

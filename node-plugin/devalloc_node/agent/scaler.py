@@ -22,8 +22,8 @@ from devalloc.scaling.state import PermitError, ScalingRules, ScalingState
 from devalloc_node.agent.channels import ChangeRefused, Channels
 from devalloc_node.agent.progress import GuestLag, Metrics, NoMeter, ScalerMeter, ScalerProgress
 from devalloc_node.agent.report import amounts_text, scaling_report, state_dump
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import NodeError, Unknown
-from devalloc_node.settings import ScalerTimeouts
 
 _Result = TypeVar("_Result")
 JITTER = 100

@@ -2,5 +2,5 @@
 
 - ``operations``: for the gRPC service and the loops of objects; ``attached_claims``: claims in machines
 - ``service``: the methods for machines of our own gRPC service; ``request_fields``, ``replies``, ``spec_messages``: its
-  messages
+  messages; ``metrics``: what is counted of machines
 """

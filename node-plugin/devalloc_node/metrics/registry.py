@@ -6,19 +6,7 @@
 | ``devalloc_node_request_seconds`` | method | how long they took |
 | ``devalloc_node_prepared_devices`` | binding | devices that prepared claims hold |
 | ``devalloc_node_claims`` | state | claims with a record in the journal |
-| ``devalloc_node_machines`` | phase | machines in care |
-| ``devalloc_node_plugged_vcpus`` | | vCPUs of all machines that run, as QEMU reports them |
-| ``devalloc_node_plugged_memory_bytes`` | | their memory |
 | ``devalloc_node_attached_devices`` | | devices in machines |
-| ``devalloc_node_machine_info`` | machine, pid, tap | 1 for each machine that runs: its QEMU, its TAP interfaces |
-| ``devalloc_node_machine_allocated_cpus`` | machine | CPUs whose time it may use, as QEMU and its cgroup have it |
-| ``devalloc_node_machine_allocated_memory_bytes`` | machine | memory, as QEMU reports it |
-| ``devalloc_node_machine_cpu_seconds_total`` | machine | CPU time that its QEMU has used |
-| ``devalloc_node_machine_resident_memory_bytes`` | machine | memory of the host that its QEMU has |
-| ``devalloc_node_machine_network_received_bytes_total`` | machine, tap | bytes that the host took from it |
-| ``devalloc_node_machine_network_sent_bytes_total`` | machine, tap | bytes that the host sent to it |
-| ``devalloc_node_guest_metric`` | machine, name | what the guest reported last (``spec.guestReports``) |
-| ``devalloc_node_guest_lines_dropped_total`` | | lines of guests that were not reports |
 | ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed because its owner was gone |
 | ``devalloc_node_machines_ended_total`` | | machines that ended without a request |
 | ``devalloc_node_publish_failures_total`` | | looks at the devices and publications that failed; tried again |
@@ -46,12 +34,11 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from devalloc.net.localhost import MISDIRECTED, MISDIRECTED_MESSAGE, is_local_host_header
 from devalloc_node.errors import NodeError
-from devalloc_node.machine.process import NetworkTraffic
 from devalloc_node.net.unix_sockets import SocketIdentity, place_socket, remove_socket
 
 log = logging.getLogger(__name__)
@@ -62,22 +49,6 @@ _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 
 
 
 @dataclass(frozen=True, slots=True)
-class MachineUsage:
-    """What a machine that runs was given, and what it uses; None: not known."""
-
-    machine: str
-    """``namespace/name``"""
-    pid: int
-    taps: Sequence[str] = ()
-    cpus: float | None = None
-    memory_bytes: int | None = None
-    cpu_seconds: float | None = None
-    resident_bytes: int | None = None
-    traffic: Mapping[str, NetworkTraffic] = field(default_factory=dict)
-    """By TAP interface."""
-
-
-@dataclass(frozen=True, slots=True)
 class NodeState:
     """How things stand, in numbers."""
 
@@ -85,17 +56,8 @@ class NodeState:
     """By binding."""
     claims: Mapping[str, int] = field(default_factory=dict)
     """By state."""
-    machines: Mapping[str, int] = field(default_factory=dict)
-    """By phase."""
-    vcpus: int = 0
-    memory_bytes: int = 0
     attached_devices: int = 0
     quarantined: int = 0
-    utilisation: Sequence[MachineUsage] = ()
-    guest_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What guests report, by machine (``namespace/name``) and by name."""
-    dropped_lines: int = 0
-    """What guests wrote that was not a report."""
     of_parts: Sequence[Metric] = ()
     """What its parts show beside."""
 
@@ -182,70 +144,26 @@ class _StateCollector(Collector):
             state = self._state()
         except Exception as error:
             log.error("cannot read the state for the metrics: %s", error, exc_info=not isinstance(error, NodeError))
-            yield gauge("state_readable", "0 if the state could not be read.", 0)
+            yield gauge("devalloc_node_state_readable", "0 if the state could not be read.", 0)
             return
-        yield gauge("state_readable", "0 if the state could not be read.", 1)
-        yield gauges("prepared_devices", "Devices that prepared claims hold.", "binding", state.prepared_devices)
-        yield gauges("claims", "Claims with a record in the journal.", "state", state.claims)
-        yield gauges("machines", "Machines that the plugin manages.", "phase", state.machines)
-        yield gauge("plugged_vcpus", "vCPUs of running machines.", state.vcpus)
-        yield gauge("plugged_memory_bytes", "Memory of running machines.", state.memory_bytes)
-        yield gauge("attached_devices", "Devices of claims in machines.", state.attached_devices)
-        yield gauge("journal_quarantined", "Journal records that are unreadable.", state.quarantined)
-        yield from _of_machines(state.utilisation)
-        yield from _of_guests(state)
+        yield gauge("devalloc_node_state_readable", "0 if the state could not be read.", 1)
+        yield gauges(
+            "devalloc_node_prepared_devices", "Devices that prepared claims hold.", "binding", state.prepared_devices
+        )
+        yield gauges("devalloc_node_claims", "Claims with a record in the journal.", "state", state.claims)
+        yield gauge("devalloc_node_attached_devices", "Devices of claims in machines.", state.attached_devices)
+        yield gauge("devalloc_node_journal_quarantined", "Journal records that are unreadable.", state.quarantined)
         yield from state.of_parts
 
 
-def _of_machines(machines: Sequence[MachineUsage]) -> Iterable[Metric]:
-    info = GaugeMetricFamily(
-        "devalloc_node_machine_info", "Running machines, with their process.", labels=["machine", "pid", "tap"]
-    )
-    for each in machines:
-        info.add_metric([each.machine, str(each.pid), ",".join(each.taps)], 1)
-    yield info
-    for kind, name, what, values in (
-        (GaugeMetricFamily, "allocated_cpus", "CPU limit of the machine, in CPUs.", [m.cpus for m in machines]),
-        (GaugeMetricFamily, "allocated_memory_bytes", "Memory of the machine.", [m.memory_bytes for m in machines]),
-        (CounterMetricFamily, "cpu_seconds", "CPU time that its QEMU has used.", [m.cpu_seconds for m in machines]),
-        (GaugeMetricFamily, "resident_memory_bytes", "Memory of its QEMU.", [m.resident_bytes for m in machines]),
-    ):
-        family = kind(f"devalloc_node_machine_{name}", what, labels=["machine"])
-        for each, value in zip(machines, values, strict=True):
-            if value is not None:
-                family.add_metric([each.machine], value)
-        yield family
-    for name, what in (("received", "Bytes that the machine sent."), ("sent", ("Bytes that the machine received."))):
-        family = CounterMetricFamily(f"devalloc_node_machine_network_{name}_bytes", what, labels=["machine", "tap"])
-        for each in machines:
-            for tap, traffic in each.traffic.items():
-                family.add_metric([each.machine, tap], getattr(traffic, name))
-        yield family
-
-
-def _of_guests(state: NodeState) -> Iterable[Metric]:
-    family = GaugeMetricFamily(
-        "devalloc_node_guest_metric", "What the guest of the machine last reported.", labels=["machine", "name"]
-    )
-    for machine, metrics in state.guest_metrics.items():
-        for name, value in metrics.items():
-            family.add_metric([machine, name], value)
-    yield family
-    yield CounterMetricFamily(
-        "devalloc_node_guest_lines_dropped",
-        "Lines of guests that were not reports.",
-        value=state.dropped_lines,
-    )
-
-
 def gauge(name: str, what: str, value: float) -> Metric:
-    """A gauge of the node; ``name`` without what all have before it."""
-    return GaugeMetricFamily(f"devalloc_node_{name}", what, value=value)
+    """A gauge without labels."""
+    return GaugeMetricFamily(name, what, value=value)
 
 
 def gauges(name: str, what: str, label: str, values: Mapping[str, int]) -> Metric:
     """As ``gauge``, for each value of a label."""
-    family = GaugeMetricFamily(f"devalloc_node_{name}", what, labels=[label])
+    family = GaugeMetricFamily(name, what, labels=[label])
     for key, value in sorted(values.items()):
         family.add_metric([key], value)
     return family

@@ -25,13 +25,13 @@ from devalloc.store import Object
 from devalloc_node.agent.actuator import memory_rounded_down
 from devalloc_node.agent.channels import ScaledMachine
 from devalloc_node.agent.cpu_time_server import RunnerAddress
+from devalloc_node.agent.settings import Network, ScalingSettings
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.host.linux import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import MachineSpec, Nic, RateLimits, spec_of, whole_cpus
 from devalloc_node.machine_service.operations import MachineOperations
-from devalloc_node.settings import Network, ScalingSettings
 from devalloc_node.vms.objects import Outcome
 
 SCALE_SECONDS = 10.0

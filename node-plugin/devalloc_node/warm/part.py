@@ -22,7 +22,7 @@ from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.device_users import visibility_problem
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.machines import MachineHomes
+from devalloc_node.machines import MachineHomes, machines_of
 from devalloc_node.metrics.registry import gauges
 from devalloc_node.node import Node
 from devalloc_node.parts import Loop, MakePart
@@ -59,8 +59,10 @@ class WarmSetups(MachineHomes):
             replace(config, machines=replace(config.machines, devices=node.devices)),
             node.boot_id(),
             blind=lambda: visibility_problem(node.host.tree()),
-            admit=lambda machine, spec: node.machines.admitted(machine, spec, Deadline.after(ADMIT_SECONDS)),
-            exclusive=lambda: node.machines.exclusive_cpus(),
+            admit=lambda machine, spec: machines_of(node).machines.admitted(
+                machine, spec, Deadline.after(ADMIT_SECONDS)
+            ),
+            exclusive=lambda: machines_of(node).machines.exclusive_cpus(),
         )
         self.homes: WarmSandboxes = WarmSandboxes(self.pool)
         self.lent = config.paused.run
@@ -75,7 +77,9 @@ class WarmSetups(MachineHomes):
         return [WarmService(self.pool, self._node.metrics).service()]
 
     def loops(self) -> Sequence[Loop]:
-        return [PoolBackground(self.pool, sweep=lambda: self.homes.sweep(self._node.machines.lives_in)).keep]
+        return [
+            PoolBackground(self.pool, sweep=lambda: self.homes.sweep(machines_of(self._node).machines.lives_in)).keep
+        ]
 
     def metrics(self) -> Iterable[Metric]:
         return pool_metrics(self.pool.status())
@@ -98,12 +102,12 @@ def pool_metrics(status: PoolStatus) -> Iterator[Metric]:
         "making": status.making,
         "removing": status.removing,
     }
-    yield gauges("warm_setups", "Warm setups.", "state", by_state)
+    yield gauges("devalloc_node_warm_setups", "Warm setups.", "state", by_state)
     for name, what, value in (
-        ("warm_setups_made", "Warm setups created since the plugin started.", status.made),
-        ("warm_setup_failures", "Warm setups that could not be created or removed.", status.failures),
+        ("devalloc_node_warm_setups_made", "Warm setups created since the plugin started.", status.made),
+        ("devalloc_node_warm_setup_failures", "Warm setups that could not be created or removed.", status.failures),
     ):
-        yield CounterMetricFamily(f"devalloc_node_{name}", what, value=value)
+        yield CounterMetricFamily(name, what, value=value)
 
 
 class NoWarmSetups(MachineHomes):
@@ -121,7 +125,7 @@ class NoWarmSetups(MachineHomes):
         with suppress(OSError, NodeError):  # they belong to another user, who alone can manage them
             if records.are_kept and not is_served(self._run):
                 left = sum(map(len, records.all()))
-        if left and not self._node.settings.machines.dry_run:
+        if left and not self._node.settings.dry_run:
             yield (
                 f"warning: {left} warm setups of another run are in {self._run}; they cannot be taken or returned "
                 "without --warm; --warm 0 keeps those that are taken and removes the others"

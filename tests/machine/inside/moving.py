@@ -27,10 +27,11 @@ from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.spec import machine_id
+from devalloc_node.machines import MachineSettings, machines_of
 from devalloc_node.node import open_node
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.settings import MigrationSettings, NodeSettings
 from devalloc_node.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop
+from devalloc_node.vms.migrations import MigrationSettings
 
 BASE, IMAGE, KEY = Path("/run/moving"), Path("/run/images/tiny"), "default/m"
 PORT = 0xC000
@@ -55,7 +56,7 @@ class PluginOfNode:
         )
         for folder in (self.machines.state, self.machines.run):
             folder.mkdir(parents=True)
-        settings = NodeSettings(
+        settings = MachineSettings(
             name,
             BindingConfig(name, frozenset(["mdev"])),
             state=BASE / name / "state",
@@ -64,12 +65,13 @@ class PluginOfNode:
         )
         host = LinuxHost(Files(settings.written))
         self.node = stack.enter_context(open_node(settings, host, store_source(store, name)))
-        stack.callback(self.node.machines.close)
+        part = machines_of(self.node)
+        stack.callback(part.machines.close)
         moves = MigrationSettings("127.0.0.1", timeout=600)
-        self.migrations = MigrationLoop(store, self.node.operations, self.node.machines, ChangeNotifier(), moves)
+        self.migrations = MigrationLoop(store, part.operations, part.machines, ChangeNotifier(), moves)
         self.objects = VirtualMachineLoop(
             store,
-            self.node.operations,
+            machines_of(self.node).operations,
             ChangeNotifier(),
             settings=LoopSettings(resync=0),
             execution=LoopExecution(spawn=lambda work: work()),
@@ -99,7 +101,7 @@ class PluginOfNode:
         return str(answer["return"])
 
     def prepared(self) -> list[str]:
-        return [held.record.ref.name for held in self.node.operations.claims.held()]
+        return [held.record.ref.name for held in machines_of(self.node).operations.claims.held()]
 
 
 def _for_people(command: str) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def move(store: SQLiteStore, first: PluginOfNode, second: PluginOfNode) -> dict[
         "prepared": [first.prepared(), second.prepared()],
     }
     uid_of_machine = store.get("VirtualMachine", "default", "m")["metadata"]["uid"]
-    second.node.operations.delete(KEY, 0.0, Deadline.after(120.0), owner=uid_of_machine, force=True)
+    machines_of(second.node).operations.delete(KEY, 0.0, Deadline.after(120.0), owner=uid_of_machine, force=True)
     seen["left"] = second.prepared()
     return seen
 

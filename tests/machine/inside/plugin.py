@@ -37,9 +37,9 @@ from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.machine import confinement, machine_files
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.spec import Disk, machine_id
+from devalloc_node.machines import MachineSettings, machines_of
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.node import ClaimSource, Node
-from devalloc_node.settings import NodeSettings
 
 KIND = "DeviceClaim"
 PIPES = Path("/run/plugin")
@@ -144,10 +144,10 @@ class Plugin:
         self._given = Given()
         self._gate = Gate()
         self._journal = open_journal(STATE)
-        self._settings = NodeSettings("guest", BindingConfig("guest"), state=STATE, cdi=CDI, machines=MACHINES)
+        self._settings = MachineSettings("guest", BindingConfig("guest"), state=STATE, cdi=CDI, machines=MACHINES)
         self._node = self._made(self._settings)
 
-    def _made(self, settings: NodeSettings) -> Node:
+    def _made(self, settings: MachineSettings) -> Node:
         host: Any = Gated(LinuxHost(Files(settings.written)), "host", HOST_CHANGES, self._gate)
         journal: Any = Gated(self._journal, "journal", JOURNAL_CHANGES, self._gate)
         return Node(settings, host, journal, ClaimSource(KIND, self._given, lambda namespace, name: None))
@@ -187,16 +187,16 @@ class Plugin:
         """Start a machine with the claims of these UIDs; its process, and the folder with what it says."""
         machine = VirtualMachine.model_validate(manifest)
         refs = [ClaimRef("default", f"claim-{uid}", uid) for uid in claims]
-        view = self._node.operations.create(machine, refs, Deadline.after(SECONDS))
+        view = machines_of(self._node).operations.create(machine, refs, Deadline.after(SECONDS))
         return {"pid": view.pid, "folder": str(MACHINES.folder(machine_id("/".join(machine.key))))}
 
     def obstacle(self, key: str) -> Answer:
         """What keeps a machine on its node while it runs."""
-        return {"obstacle": self._node.operations.machines.why_not_movable(key)}
+        return {"obstacle": machines_of(self._node).operations.machines.why_not_movable(key)}
 
     def slots(self, key: str) -> Answer:
         """Where QEMU has the functions of a machine's devices: bus, slot and function, by id."""
-        machines, deadline = self._node.machines, Deadline.after(SECONDS)
+        machines, deadline = machines_of(self._node).machines, Deadline.after(SECONDS)
         with machines.line(machines.record_for(key)) as line:
             (root,) = line.execute("query-pci", deadline=deadline)
         behind = [each for port in root["devices"] for each in port.get("pci_bridge", {}).get("devices", ())]
@@ -204,7 +204,7 @@ class Plugin:
 
     def delete(self, key: str) -> Answer:
         """End a machine, and give back what its claims hold."""
-        self._node.operations.delete(key, 0.0, Deadline.after(SECONDS), force=True)
+        machines_of(self._node).operations.delete(key, 0.0, Deadline.after(SECONDS), force=True)
         return {}
 
     def health(self, uid: str) -> Answer:

@@ -21,9 +21,11 @@ from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions, node_settings
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
+from devalloc_node.agent.settings import ServerPorts
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.settings import MigrationSettings, NodeSettings, ServerPorts
+from devalloc_node.machines import MachineSettings
+from devalloc_node.vms.migrations import MigrationSettings
 from tests.support.cli_shell import Shell, node_folder
 from tests.support.cli_shell import node_arguments as arguments
 
@@ -103,7 +105,7 @@ def test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster(folder: Path, dev
 def test_folders_that_machines_lack_are_listed_at_the_start(folder: Path) -> None:
     def start_output(machines: MachineConfig, *shared: Path) -> list[str]:
         lines: list[str] = []
-        settings = NodeSettings(
+        settings = MachineSettings(
             "node-a", BindingConfig("node-a"), root=folder / "host", machines=machines, shared_storage=shared
         )
         make_host(settings, dry_run=True, say=lines.append)
@@ -136,7 +138,7 @@ def test_the_start_warns_if_no_interface_has_the_migration_address(
     folder: Path, address: str, *, is_there: bool
 ) -> None:
     lines: list[str] = []
-    settings = NodeSettings(
+    settings = MachineSettings(
         "node-a", BindingConfig("node-a"), root=folder / "host", migrations=MigrationSettings(address)
     )
     make_host(settings, dry_run=True, say=lines.append)
@@ -178,7 +180,7 @@ def test_a_host_name_that_no_node_can_have_is_refused_with_what_to_do(
     assert (result.code, "host name" in result.err, "name the node with --node-name" in result.err) == (2, True, True)
 
 
-def settings_of(folder: Path, *words: str) -> NodeSettings:
+def settings_of(folder: Path, *words: str) -> MachineSettings:
     """What options come to."""
     seen: list[PluginOptions] = []
 

@@ -16,8 +16,8 @@ from devalloc.cli.verbs import up
 from devalloc.controller import host_inventory, standalone
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
+from devalloc_node.machines import MachineSettings
 from devalloc_node.model.step import Value
-from devalloc_node.settings import NodeSettings
 from tests.support.cli_shell import Shell
 from tests.support.toy_host import EngineBench
 from tests.support.waiting import until
@@ -54,7 +54,7 @@ def test_its_permit_server_gets_the_time_limit_of_migrations(
     """Else the server withdraws a migration after an hour, even if the controller allows more."""
     loops = SimpleNamespace(run=lambda: None, stop=lambda: None, rescan=None, fail=None)
     monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: loops)
-    made: list[NodeSettings] = []
+    made: list[MachineSettings] = []
 
     def started(*args: Any, **_: Any) -> Any:
         made.append(args[3]())

@@ -19,12 +19,12 @@ from devalloc.cli.options.node import WarmOptions, _waiting_machine, warm_settin
 from devalloc.cli.verbs import warm as commands
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.machine.machine_files import USERS, MachineConfig
+from devalloc_node.machines import MachineSettings
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb import node_pb2
 from devalloc_node.pb import warm_pb2 as pb
 from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 from devalloc_node.service.peer_credentials import open_proxy
-from devalloc_node.settings import NodeSettings
 from devalloc_node.warm import service
 from devalloc_node.warm.addresses import BridgeNetwork
 from devalloc_node.warm.part import warm_part
@@ -214,7 +214,7 @@ def test_a_setup_with_a_network_is_shown_with_its_address(tmp_path: Path, toy: T
 
 def test_the_start_warns_once_of_setups_that_no_process_manages(tmp_path: Path, toy: ToyPart) -> None:
     def warnings() -> list[str]:
-        node: Any = SimpleNamespace(settings=NodeSettings("here", BindingConfig("here")))
+        node: Any = SimpleNamespace(settings=MachineSettings("here", BindingConfig("here")))
         return [*warm_part(None, tmp_path / "warm")(node).warnings()]
 
     assert warnings() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,9 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.store import Key
-from devalloc_node.metrics.registry import RESULTS, MachineUsage, NodeMetrics, NodeState
+from devalloc_node.machine.records import MachineAmounts, MachineView
+from devalloc_node.machine_service.metrics import guest_metrics, machine_metrics
+from devalloc_node.metrics.registry import RESULTS, NodeMetrics, NodeState
 from devalloc_node.warm.part import pool_metrics
 from devalloc_node.warm.setup import PoolStatus
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -76,11 +79,18 @@ def of_controller() -> str:
     return metrics.text().decode()
 
 
+class NoGuests:
+    dropped = 0
+
+    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+        return {}
+
+
 def of_node() -> str:
-    machine = MachineUsage("default/web", 1, ("tap0",), 1.0, 1, 1.0, 1)
+    web = MachineView("default/web", "", "Running", observed=MachineAmounts(1000, 1, 1), pid=os.getpid())
     warm = PoolStatus(1, 1, ready=1, making=0, removing=0, taken=(), made=1, failures=0, problem="")
-    of_parts = [*pool_metrics(warm)]
-    state = NodeState({"vfio": 1}, {"prepared": 1}, {"Running": 1}, utilisation=[machine], of_parts=of_parts)
+    of_parts = [*pool_metrics(warm), *machine_metrics([web]), *guest_metrics(NoGuests())]
+    state = NodeState({"vfio": 1}, {"prepared": 1}, of_parts=of_parts)
     metrics = NodeMetrics(lambda: state)
     for result in RESULTS:
         metrics.observe("PrepareClaim", result, 0.1)

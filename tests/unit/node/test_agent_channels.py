@@ -20,10 +20,10 @@ from devalloc_node.agent.guest_monitor_client import MonitorConnection
 from devalloc_node.agent.http_client import new_session
 from devalloc_node.agent.informant_client import InformantConnection, local_address_to
 from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Failed
 from devalloc_node.guest.informant import Informant
 from devalloc_node.machine_service.operations import MachineOperations
-from devalloc_node.settings import ScalingSettings
 from tests.support.scaling_world import UNIT
 from tests.support.virtual_time import run
 from tests.support.waiting import until_async

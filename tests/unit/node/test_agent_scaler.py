@@ -19,8 +19,8 @@ from devalloc_node.agent.agent import Agent, ScalingTarget
 from devalloc_node.agent.channels import ChangeRefused
 from devalloc_node.agent.progress import NoMeter
 from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.settings import ScalerTimeouts
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run

@@ -23,12 +23,12 @@ from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, Vers
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.informant_client import InformantConnection, InformantTimeouts, RestartDelay, next_start
 from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.guest.informant import Informant
 from devalloc_node.guest.monitor import GuestMonitor
 from devalloc_node.guest.settings import settings_from
 from devalloc_node.net.http import JSON, HttpRequest, HttpResponse, HttpServer, http_request
-from devalloc_node.settings import ScalerTimeouts
 from tests.support.fake_guest_tree import GuestTree
 from tests.support.node_errors import raises
 from tests.support.scaling_world import CONFIG, UNIT

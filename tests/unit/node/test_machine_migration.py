@@ -46,9 +46,8 @@ from devalloc_node.machine.records import (
 )
 from devalloc_node.machine.spec import machine_id, spec_of
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.settings import MigrationSettings
 from devalloc_node.vms.migration_objects import offer_status, write_firmware_stored
-from devalloc_node.vms.migrations import MigrationLoop, _Move
+from devalloc_node.vms.migrations import MigrationLoop, MigrationSettings, _Move
 from devalloc_node.vms.objects import status_of
 from devalloc_node.vms.spec_changes import is_to_restart
 from devalloc_node.vms.steps import with_numa_node

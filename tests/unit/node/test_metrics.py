@@ -8,17 +8,23 @@ import socket
 import stat
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from devalloc_node.errors import Denied
-from devalloc_node.journal import open_journal
 from devalloc_node.machine.process import NetworkTraffic, traffic
 from devalloc_node.machine.records import MachineAmounts, MachineView, State
-from devalloc_node.metrics import gauges
-from devalloc_node.metrics.registry import MachineUsage, NodeMetrics, NodeState, metrics_served
+from devalloc_node.machine_service.metrics import (
+    MachineUsage,
+    guest_metrics,
+    machine_metrics,
+    machine_usage,
+    usage_metrics,
+)
+from devalloc_node.metrics.registry import NodeMetrics, NodeState, metrics_served
 from devalloc_node.net import unix_sockets
 from tests.support.node_errors import raises
 
@@ -40,15 +46,14 @@ def test_a_request_that_breaks_off_is_an_error() -> None:
 
 def test_how_things_stand_is_read_for_each_scrape() -> None:
     states = [
-        NodeState({"vfio": 2}, {"prepared": 1}, {"Running": 3}, vcpus=8, memory_bytes=1 << 30, attached_devices=2),
+        NodeState({"vfio": 2}, {"prepared": 1}, attached_devices=2),
         NodeState(quarantined=1),
     ]
     now = [states[0]]
     metrics = NodeMetrics(lambda: now[0])
     assert sample(metrics, "prepared_devices", binding="vfio") == 2
     assert sample(metrics, "claims", state="prepared") == 1
-    assert sample(metrics, "machines", phase="Running") == 3
-    assert (sample(metrics, "plugged_vcpus"), sample(metrics, "plugged_memory_bytes")) == (8, 1 << 30)
+    assert sample(metrics, "attached_devices") == 2
     now[0] = states[1]
     assert sample(metrics, "prepared_devices", binding="vfio") is None
     assert sample(metrics, "journal_quarantined") == 1
@@ -56,7 +61,7 @@ def test_how_things_stand_is_read_for_each_scrape() -> None:
 
 def test_the_metrics_of_a_machine_show_its_process_allocation_and_usage() -> None:
     web = MachineUsage("default/web", 4711, ("tap0", "tap1"), 1.5, 1 << 30, 12.25, 1 << 29)
-    metrics = NodeMetrics(lambda: NodeState(utilisation=[web, MachineUsage("default/hung", 4712)]))
+    metrics = NodeMetrics(lambda: NodeState(of_parts=[*usage_metrics([web, MachineUsage("default/hung", 4712)])]))
     assert sample(metrics, "machine_info", machine="default/web", pid="4711", tap="tap0,tap1") == 1
     assert sample(metrics, "machine_info", machine="default/hung", pid="4712", tap="") == 1
     of = {"machine": "default/web"}
@@ -80,7 +85,8 @@ def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_
     counted = traffic(7, ["tap0", "tap1", "broken"], tmp_path)
     assert counted == {"tap0": NetworkTraffic(1000, 70)}
     assert traffic(8, ["tap0"], tmp_path) == {}
-    metrics = NodeMetrics(lambda: NodeState(utilisation=[MachineUsage("default/web", 7, ("tap0",), traffic=counted)]))
+    web = MachineUsage("default/web", 7, ("tap0",), traffic=counted)
+    metrics = NodeMetrics(lambda: NodeState(of_parts=[*usage_metrics([web])]))
     of = {"machine": "default/web", "tap": "tap0"}
     assert sample(metrics, "machine_network_received_bytes_total", **of) == 1000
     assert sample(metrics, "machine_network_sent_bytes_total", **of) == 70
@@ -89,8 +95,12 @@ def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_
 def test_what_a_machine_uses_is_read_off_its_process(tmp_path: Path) -> None:
     machine = MachineView("default/web", "", State.RUNNING, observed=MachineAmounts(1500, 2, 1 << 30), pid=os.getpid())
     stopped = MachineView("default/db", "", State.STOPPED)
-    with closing(open_journal(tmp_path)) as journal:
-        (usage,) = gauges.node_state(journal, [machine, stopped]).utilisation
+    usage = machine_usage(machine)
+    metrics = NodeMetrics(lambda: NodeState(of_parts=[*machine_metrics([machine, stopped])]))
+    assert (sample(metrics, "machines", phase="Running"), sample(metrics, "machines", phase="Stopped")) == (1, 1)
+    assert (sample(metrics, "plugged_vcpus"), sample(metrics, "plugged_memory_bytes")) == (2, 1 << 30)
+    assert sample(metrics, "machine_allocated_cpus", machine="default/web") == 1.5
+    assert sample(metrics, "machine_allocated_cpus", machine="default/db") is None, "it does not run"
     assert (usage.machine, usage.pid, usage.cpus, usage.memory_bytes) == ("default/web", os.getpid(), 1.5, 1 << 30)
     assert 0 < (usage.cpu_seconds or 0) <= time.process_time() + 1
     assert (usage.resident_bytes or 0) > 1 << 20
@@ -102,9 +112,8 @@ def _guest_metrics(metrics: NodeMetrics) -> list[tuple[tuple[str, str], float]]:
 
 
 def test_metrics_of_guests_have_the_machine_and_their_name() -> None:
-    metrics = NodeMetrics(
-        lambda: NodeState(guest_metrics={"default/web": {"queue": 3.0, "load": 0.5}}, dropped_lines=7)
-    )
+    guests = SimpleNamespace(dropped=7, metrics=lambda: {"default/web": {"queue": 3.0, "load": 0.5}})
+    metrics = NodeMetrics(lambda: NodeState(of_parts=[*guest_metrics(guests)]))
     assert dict(_guest_metrics(metrics)) == {("default/web", "queue"): 3.0, ("default/web", "load"): 0.5}
     assert sample(metrics, "guest_lines_dropped_total") == 7
 

@@ -23,10 +23,9 @@ from devalloc_node.machine.migration_offer import MovedDevice, Offer
 from devalloc_node.machine.pci import WindowReserve
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.settings import MigrationSettings
 from devalloc_node.vms import MigrationLoop, objects
 from devalloc_node.vms import migration_objects as moves
-from devalloc_node.vms.migrations import _Move
+from devalloc_node.vms.migrations import MigrationSettings, _Move
 from tests.support.migration_nodes import migration
 
 RUN = "7d3c2f3e-0000-4000-8000-00000000a001"

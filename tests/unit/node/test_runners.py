@@ -15,10 +15,10 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.agent.cpu_time_server import MachineCpuShare, RunnerAddress, RunnerServers
+from devalloc_node.agent.settings import Network
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request
-from devalloc_node.settings import Network
 from devalloc_node.vms import MachineControls
 from tests.support.node_service import ToyLoop
 from tests.support.ports import free_ports

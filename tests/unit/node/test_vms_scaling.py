@@ -25,12 +25,12 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.agent import actuator
 from devalloc_node.agent.actuator import MachineActuator, MachineExecutors, memory_rounded_down, scaling_steps
 from devalloc_node.agent.channels import ChangeRefused, ScaledMachine
+from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.linux import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView, State
 from devalloc_node.machine.spec import spec_of
-from devalloc_node.settings import ScalingSettings
 from devalloc_node.vms import MachineControls
 from devalloc_node.vms.scaling import scaled_machine
 from tests.support.node_errors import raises
