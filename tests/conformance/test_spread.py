@@ -426,7 +426,11 @@ def test_shares_of_the_network_that_meet_on_one_device_leave_a_claim_on_its_node
         assert [node for node, _ in three_answers(documents, wanted)] == [pin] * 3
 
 
-def test_few_nodes_are_searched_for_how_evenly_shares_that_meet_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("placement", ["spread", "pack"])
+def test_few_nodes_are_searched_by_cp_sat_where_shares_that_meet_must_be_split(
+    placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same ones in every way, also if they were searched before."""
     searched: list[object] = []
     solve = ways.solve_unit
 
@@ -435,12 +439,16 @@ def test_few_nodes_are_searched_for_how_evenly_shares_that_meet_use_them(monkeyp
         return solve(*question)
 
     monkeypatch.setattr(ways, "solve_unit", search)
-    documents = shared_fleet(*(["6Gi", "5Gi", f"{5000 + n}Mi", "6Gi"] for n in range(ways.COMPARED_NODES + 4)))
-    details = [share("a", count=1), share("a", count=1), share("a", "3Gi")]  # split, they need one device less
+    documents = shared_fleet(*(["6Gi", "5Gi", f"{5000 + n}Mi", "6Gi"] for n in range(2 * ways.COMPARED_NODES)))
+    details = [share("a", count=1), share("a", count=1), share("a", "3Gi")]
     wanted = claim("a", *(each["spec"]["claims"][0] for each in details))
-    (answer,) = solve_manifests([*documents, wanted], placement="spread")["claims"]
-    assert answer["allocated"]
-    assert 1 < len(searched) <= ways.COMPARED_NODES + 1
+    warm = Fleet.from_manifests(documents, placement=placement)
+    (cold,) = solve_manifests([*documents, wanted], placement=placement)["claims"]
+    for _ in range(2):
+        answer = warm.allocate(wanted)
+        assert (answer["node"], answer["allocations"]) == (cold["node"], cold["allocations"])
+        assert len(searched) == 2 * ways.COMPARED_NODES  # half of them cold
+        warm.release("default", "a")
 
 
 def test_shares_that_come_one_by_one_are_spread_over_nodes() -> None:

@@ -78,8 +78,11 @@ def place_exactly(
     unit_on: Callable[[Snapshot], PlacementUnit | None],
     policy: PlacementPolicy,
     deadline: SearchDeadline,
+    *,
+    decide: bool = True,
 ) -> tuple[PlacementScore, Sequence[Taken]] | None:
-    """The best on one node by search, for a unit of one demand; None when it does not fit there.
+    """The best on one node by search, for a unit of one demand; None when it does not fit there. ``decide``: see
+    ``place_on_node``.
 
     Args:
         network: the record of the network, if any of its devices may be taken.
@@ -97,7 +100,7 @@ def place_exactly(
     unit = unit_on(snapshot)
     if unit is None:
         return None
-    placements = place_on_node(usage, unit, record.name, policy, deadline)
+    placements = place_on_node(usage, unit, record.name, policy, deadline, decide=decide)
     if not placements:
         return None
     entries = placements[0].entries
@@ -141,7 +144,8 @@ class NodeClassPlan:
 
     score: PlacementScore
     ways: tuple[tuple[PlanPart | PlanPick, ...], ...]
-    """what to take, and what else is as good: on each node it is the one with the first devices in natural order"""
+    """what to take, and what else is as good: on each node it is the one with the first devices in natural order.
+    None where only CP-SAT can tell: the score is one that cannot be beaten then"""
     local: bool
     """whether any device is the node's own"""
 

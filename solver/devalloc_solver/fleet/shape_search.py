@@ -7,7 +7,7 @@ read from a log when the shape is next asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
@@ -26,6 +26,8 @@ from devalloc_solver.fleet.node_class_plan import (
 )
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
+from devalloc_solver.pipeline.strategy import COMPARED_NODES
+from devalloc_solver.place import SharesInterfere
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.loads import PoolScale
 from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
@@ -189,6 +191,8 @@ class ShapeSearch:
     """kind of node -> how much of it comes into use at least"""
     roomy: set[_Looks] = field(default_factory=set)
     """where counting alone leaves it possible"""
+    undecided: dict[_Looks, tuple[PlacementScore, set[int]]] = field(default_factory=dict)
+    """where only CP-SAT can tell, or could: the score that cannot be beaten, and the classes"""
     first: tuple[int, ...] = field(init=False)
     """the first alternative of each detail that has a choice"""
     shares: int = field(init=False)
@@ -220,37 +224,81 @@ class ShapeSearch:
         heap, queued, index = self.heap, self.queued, self.index
         if restrictions:
             heap, queued = self._allowed(restrictions)
-        while heap:
-            score, rank, number = heap[0]
-            if queued.get(number) != rank:
-                heappop(heap)
-                continue
-            node = index.classes.by_index.get(number)
-            first = None if node is None else rank if restrictions else node.first
-            if node is None or first is None:
-                heappop(heap)
-                del queued[number]
-            elif first != rank:
-                queued[number] = first
-                heapreplace(heap, (score, first, number))
-            else:
-                better = self._better(node, score, index.by_rank[rank])
-                recipe = None if better is None or better != score else self.recipe(node, index.by_rank[rank])
-                if better is None or (recipe is None and better == score):
-                    self.unfit.add(number)
+        aside: list[_Entry] = []
+        """those that CP-SAT would have to decide, beyond as many as it does"""
+        most = COMPARED_NODES
+        try:
+            while heap or aside:
+                if not heap or (aside and aside[0][0][:3] < heap[0][0][:3]):  # one of these may be better
+                    most += COMPARED_NODES
+                    heap += aside
+                    aside.clear()
+                    heapify(heap)
+                score, rank, number = heap[0]
+                if queued.get(number) != rank:
+                    heappop(heap)
+                    continue
+                node = index.classes.by_index.get(number)
+                first = None if node is None else rank if restrictions else node.first
+                if node is None or first is None:
                     heappop(heap)
                     del queued[number]
-                elif recipe is None or recipe.score != score:
-                    heapreplace(heap, (better if recipe is None else recipe.score, rank, number))
+                elif first != rank:
+                    queued[number] = first
+                    heapreplace(heap, (score, first, number))
                 else:
-                    return index.by_rank[rank], recipe
+                    record = index.by_rank[rank]
+                    better = self._better(node, score, record)
+                    recipe = None if better is None or better != score else self.recipe(node, record)
+                    if better is None or (recipe is None and better == score):
+                        self.unfit.add(number)
+                        heappop(heap)
+                        del queued[number]
+                    elif recipe is None or recipe.score != score:
+                        heapreplace(heap, (better if recipe is None else recipe.score, rank, number))
+                    elif recipe.ways:
+                        return record, recipe
+                    elif self._undecided_before(node, score, queued if restrictions else None) < most:
+                        self._decide(node, record)
+                    else:
+                        aside.append(heappop(heap))
+        finally:
+            for entry in aside:
+                heappush(heap, entry)
         return None
+
+    def _undecided_before(self, node: NodeClass, score: PlacementScore, firsts: Mapping[int, int] | None) -> int:
+        """How many kinds of classes that only CP-SAT can decide may be better than one, or come before it. ``firsts``:
+        class -> rank of the first node that counts, if not all do."""
+        looks = self._looks(node, self.count_bounds.relevant(node.kind))
+        self.undecided.setdefault(looks, (score, set()))[1].add(node.index)
+        first_of = firsts.get if firsts is not None else self._first_of
+        own = score, first_of(node.index)
+        before = 0
+        for other, (bound, numbers) in self.undecided.items():
+            ranks = [rank for number in numbers if (rank := first_of(number)) is not None]
+            before += other != looks and bool(ranks) and (bound, min(ranks)) < own
+        return before
+
+    def _first_of(self, number: int) -> int | None:
+        node = self.index.classes.by_index.get(number)
+        return None if node is None else node.first
+
+    def _decide(self, node: NodeClass, record: NodeRecord) -> None:
+        """Have CP-SAT tell what is the best on nodes of a class."""
+        plan = self.recipes[node.index] = self.exactly(record)
+        if not self.wide:
+            self.solved[self._looks(node, self.count_bounds.relevant(node.kind))] = plan
 
     def on(self, record: NodeRecord) -> NodeClassPlan | None:
         """What to take on one node."""
         self.read_log()
         assert record.member_of is not None
-        return self.recipe(record.member_of, record)
+        plan = self.recipe(record.member_of, record)
+        if plan is not None and not plan.ways:
+            self._decide(record.member_of, record)
+            return self.recipes[record.member_of.index]
+        return plan
 
     def read_log(self) -> None:
         """Catch up with what has changed since the shape was last asked for."""
@@ -319,14 +367,14 @@ class ShapeSearch:
 
     def _solve(self, node: NodeClass, record: NodeRecord) -> NodeClassPlan | None:
         if self.wide:
-            return self.exactly(record)
+            return self.exactly(record, decide=False)
         looks = self._looks(node, self.count_bounds.relevant(node.kind))
         if self.hopes.get(looks, ()) is None:
             return None
         if looks not in self.solved:
             pools = self.plain.pools_of(node.kind) if self.plain is not None else None
             if self.plain is None or pools is None:
-                self.solved[looks] = self.exactly(record)
+                self.solved[looks] = self.exactly(record, decide=False)
             else:
                 plan = self.plain.solve(node, pools)
                 if plan is not None and len(plan.ways[0]) > len(self.demand.details):
@@ -449,12 +497,17 @@ class ShapeSearch:
 
     # -- exactly, on one node ------------------------------------------------------------------------------------------
 
-    def exactly(self, record: NodeRecord) -> NodeClassPlan | None:
-        """The best on one node, by search; in a form that holds for all nodes of its class."""
+    def exactly(self, record: NodeRecord, *, decide: bool = True) -> NodeClassPlan | None:
+        """The best on one node, by search; in a form that holds for all nodes of its class. ``decide``: also where only
+        CP-SAT can tell."""
         index = self.index
         network = index.network if self.wide else None
         kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
-        best = place_exactly(record, network, lambda _: self._unit_on(kinds), index.policy, index.search_deadline)
+        unit_on, deadline = (lambda _: self._unit_on(kinds)), index.search_deadline
+        try:
+            best = place_exactly(record, network, unit_on, index.policy, deadline, decide=decide)
+        except SharesInterfere as error:
+            return NodeClassPlan(error.bound, (), local=True)
         if best is None:
             return None
         score, taken = best

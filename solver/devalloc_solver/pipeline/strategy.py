@@ -21,8 +21,10 @@ from devalloc_solver.place import (
     DEFAULT_STEPS,
     SearchDeadline,
     SearchTimeout,
+    SharesInterfere,
     StepBudget,
     StepsExhausted,
+    UnitPlacement,
     place,
     place_on,
 )
@@ -34,6 +36,7 @@ from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement, growth_of
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
+from devalloc_solver.problem.placement_score import PlacementScore
 from devalloc_solver.problem.snapshot import Snapshot, join_pools, renumber
 
 COMPARED_NODES = 8
@@ -178,7 +181,7 @@ def _quick_outcome(
     exhausted = None
     if len(part.units) == 1:
         try:
-            return _place_single_unit(snapshot, allocations, part, policy, ends)
+            return _place_single_unit(snapshot, allocations, part, policy, ends, is_quick=True)
         except StepsExhausted as error:
             exhausted = error.node
     size = model_size(snapshot, Usage.of(snapshot, allocations), part.units, enough=EXACT_SIZE)
@@ -450,8 +453,44 @@ def _levels_of(
     return [*new_levels, GoalLevel("devices", len({entry.device.index for entry in entries}), min(1, len(entries)))]
 
 
+def _place_by_any_search(
+    usage: Usage, unit: PlacementUnit, policy: PlacementPolicy, steps: StepBudget
+) -> UnitPlacement | None:
+    """The best placement, where CP-SAT searches the nodes on which shares meet: those that may be the best,
+    ``COMPARED_NODES`` at most.
+
+    Raises StepsExhausted where others may be better in goals 2 to 4 of S17, and SearchTimeout as ``place``.
+    """
+    undecided: list[tuple[PlacementScore, Place]] = []
+    best = place(usage.snapshot, usage, unit, policy=policy, steps=steps, undecided=undecided)
+    context, ends = SearchContext(usage.snapshot, usage, policy), steps.deadline.ends if steps.deadline else None
+    ordered = sorted([(bound, context.rank(node), node or "") for bound, node in undecided])
+    for number, (bound, rank, name) in enumerate(ordered):
+        if best is not None and (not best.is_proven or (best.score[:-1], best.score.order[0]) <= (bound[:-1], rank)):
+            break
+        if number == COMPARED_NODES:
+            if best is None or best.score[:3] > bound[:3]:
+                raise StepsExhausted("many nodes where shares meet may be better")
+            break
+        placements = _on_node_alone(usage, unit, name or None, policy, ends, is_hard=True)
+        if not placements and _deadline_passed(ends):
+            if best is None:
+                raise SearchTimeout("the search is out of time")
+            return replace(best, is_proven=False)
+        if placements:
+            rival = UnitPlacement(tuple(placements), score_of(context, placements, placements[0].node))
+            best = rival if best is None or rival.score < best.score else best
+    return best
+
+
 def _place_single_unit(
-    snapshot: Snapshot, allocations: Sequence[Holding], part: Subproblem, policy: PlacementPolicy, ends: float | None
+    snapshot: Snapshot,
+    allocations: Sequence[Holding],
+    part: Subproblem,
+    policy: PlacementPolicy,
+    ends: float | None,
+    *,
+    is_quick: bool = False,
 ) -> SearchOutcome:
     """A single unit needs no general solver, and is proven in all goals.
 
@@ -461,8 +500,13 @@ def _place_single_unit(
     steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))
     members = Counter(demand.claim.priority for demand in unit.demands)
     open_levels = [GoalLevel("satisfied", 0, members[p], p) for p in sorted(members, reverse=True)]
+    usage = Usage.of(snapshot, allocations)
     try:
-        placed = place(snapshot, Usage.of(snapshot, allocations), unit, policy=policy, steps=steps)
+        placed = (
+            place(snapshot, usage, unit, policy=policy, steps=steps)
+            if is_quick
+            else _place_by_any_search(usage, unit, policy, steps)
+        )
     except SearchTimeout:
         first = _at_least_first_fit(snapshot, allocations, [unit], policy, [], open_levels)
         return SearchOutcome(*first, [part], [part])
@@ -499,17 +543,26 @@ def solve_unit(
 
 
 def place_on_node(
-    usage: Usage, unit: PlacementUnit, node: str | None, policy: PlacementPolicy, deadline: SearchDeadline
+    usage: Usage,
+    unit: PlacementUnit,
+    node: str | None,
+    policy: PlacementPolicy,
+    deadline: SearchDeadline,
+    *,
+    decide: bool = True,
 ) -> list[Placement]:
     """The best placement of a unit on the only node of a snapshot; empty when it is proven not to fit.
 
-    ``node``: None for network devices only. Raises OutOfTime if nothing is known in time.
+    ``node``: None for network devices only. Raises OutOfTime if nothing is known in time, and SharesInterfere where
+    only CP-SAT can tell and it is not to ``decide``.
     """
     try:
         steps = StepBudget(DEFAULT_STEPS, deadline)
         answer = place_on(usage.snapshot, usage, unit, node, policy=policy, steps=steps)
         return [] if answer is None else [*answer.placements]
-    except StepsExhausted:
+    except StepsExhausted as error:
+        if isinstance(error, SharesInterfere) and not decide:
+            raise
         return solve_unit(usage.snapshot, [usage.as_holding()], unit, policy, deadline.ends)
 
 
@@ -610,7 +663,7 @@ def place_unit(
     (unit,) = in_search_terms(snapshot, [unit])
     try:
         steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))
-        placed = place(snapshot, usage, unit, policy=policy, steps=steps)
+        placed = _place_by_any_search(usage, unit, policy, steps)
         return None if placed is None else list(placed.placements)
     except StepsExhausted as error:
         placements = solve_unit(snapshot, allocations, unit, policy, ends)

@@ -23,6 +23,7 @@ from devalloc_solver.place.step_budget import (
     DEFAULT_STEPS,
     SearchDeadline,
     SearchTimeout,
+    SharesInterfere,
     StepBudget,
     StepsExhausted,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "PlacementScore",
     "SearchDeadline",
     "SearchTimeout",
+    "SharesInterfere",
     "StepBudget",
     "StepsExhausted",
     "UnitPlacement",

@@ -63,7 +63,7 @@ class MatchValueSearch:
                 ]
             else:
                 ties.append(number)
-        search = _ValueSearch(self.counting_bounds, self.steps, chosen, any_will_do)
+        search = _ValueSearch(self.counting_bounds, self.steps, chosen, any_will_do, is_tied=bool(ties))
         try:
             search.go(ties, takers)
         except StepsExhausted:
@@ -87,6 +87,7 @@ class _ValueSearch:
     steps: StepBudget
     chosen: int
     any_will_do: bool
+    is_tied: bool
     best: list[MatchedCover] = field(default_factory=list)
     """equally good ones"""
     is_least: bool = False
@@ -223,7 +224,10 @@ class _ValueSearch:
             return None
         settled = self._served(stock, self.chosen, most, unsplit=True)
         if settled is None or (settled.size != least and not self.any_will_do):
-            raise SharesInterfere("shares of several kinds meet, and splitting them might be better")
+            error = SharesInterfere("shares of several kinds meet, and splitting them might be better")
+            if not self.is_tied:
+                error.least = least
+            raise error
         return settled
 
     def _least_size(

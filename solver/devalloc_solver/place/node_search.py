@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
+from devalloc_solver.bounds.least_load import least_of
 from devalloc_solver.place.components import PoolComponents, make_components
 from devalloc_solver.place.counting_bounds import CountingBounds
 from devalloc_solver.place.cover_dp import Cover, PolicyCost, cover, improve_cover, split_evenly
@@ -22,13 +23,20 @@ from devalloc_solver.place.node_order import BatchNodes, LeastUse, NodeKeys, can
 from devalloc_solver.place.node_view import NodeView, Place, UnitReader
 from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
-from devalloc_solver.place.step_budget import DEFAULT_STEPS, POLICY_STEPS, SearchTimeout, StepBudget, StepsExhausted
+from devalloc_solver.place.step_budget import (
+    DEFAULT_STEPS,
+    POLICY_STEPS,
+    SearchTimeout,
+    SharesInterfere,
+    StepBudget,
+    StepsExhausted,
+)
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.loads import UNIT
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
-from devalloc_solver.problem.placement_score import PlacementScore
+from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_OPEN_DETAILS = 800
@@ -54,7 +62,11 @@ class AlternativeSearch:
         if sum(mask & (mask - 1) != 0 for mask in details) > MAX_OPEN_DETAILS:
             raise StepsExhausted("too many details with alternatives")
         for chosen in self._choices(0, 0, allowed, limit):
-            settled = MatchValueSearch(self.counting_bounds, self.steps).settle(chosen, any_will_do=any_will_do)
+            try:
+                settled = MatchValueSearch(self.counting_bounds, self.steps).settle(chosen, any_will_do=any_will_do)
+            except SharesInterfere as error:
+                error.chosen = chosen
+                raise
             if settled:
                 return settled
         return ()
@@ -184,6 +196,7 @@ def place(
     policy: PlacementPolicy = PACK,
     steps: int | StepBudget = DEFAULT_STEPS,
     batch: BatchNodes | None = None,
+    undecided: list[tuple[PlacementScore, Place]] | None = None,
 ) -> UnitPlacement | None:
     """The best placement of a unit on what is free: proven for goals 2 to 4 of S17. None: it fits nowhere, proven.
 
@@ -196,6 +209,7 @@ def place(
         policy: how to choose where goals 2 to 4 are reached (goal 5).
         steps: the budget, with a deadline if it has one.
         batch: the nodes of a batch, of which units were placed before this one.
+        undecided: gets the nodes where shares meet, with a score that cannot be beaten there; they are left out.
 
     Raises:
         SearchTimeout: the deadline has passed, and nothing was found until then.
@@ -213,7 +227,12 @@ def place(
     try:
         for node, after in zip_longest(nodes, nodes[1:]):
             left = seek.steps.left
-            seek.look(node)
+            try:
+                seek.look(node)
+            except SharesInterfere as error:
+                if undecided is None:
+                    raise
+                undecided.append((error.bound, node))
             if seek.is_over(after, least):
                 break
     except SearchTimeout:
@@ -390,13 +409,34 @@ class _NodeSearch:
         rivals: list[UnitPlacement] = []
         most = min(POLICY_STEPS, self.steps.left)
         own = StepBudget(most, self.steps.deadline)
-        for settled in chooser.best(limit, any_will_do=self.any_will_do):
+        try:
+            ways = chooser.best(limit, any_will_do=self.any_will_do)
+        except SharesInterfere as error:
+            error.bound = self._bound(chooser.counting_bounds.node_view, error)
+            raise
+        for settled in ways:
             liked = settled.cover if self.any_will_do else improve_for_policy(self.context, settled, own)
             placements = assign_devices(settled.demand_vector, liked, settled.chosen)
             where = placements[0].node  # none where all devices are of the network
             rivals.append(UnitPlacement(placements, score_of(self.context, placements, where)))
         self.steps.left -= most - max(0, own.left)
         return min(rivals, key=_preference) if len(rivals) > 1 else rivals[0] if rivals else None
+
+    def _bound(self, node_view: NodeView, error: SharesInterfere) -> PlacementScore:
+        """A score that cannot be beaten on a node where shares meet."""
+        chosen = [*node_view.unit_requests.of(error.chosen)]
+        requests = [indexed.request for indexed in chosen]
+        shares = sum(request.mode is AllocationMode.SHARE for request in requests)
+        cost = load = 0
+        if not node_view.network.candidate_groups:
+            if self.context.policy.weighs_loads:
+                scale = self.context.usage.loads.scale
+                for indexed in chosen:
+                    groups = [group for group in node_view.candidate_groups if group.accepted & indexed.bit]
+                    devices = [(group.number, group.one, scale(group.one.pool)) for group in groups]
+                    load += least_of(indexed.request, devices) or 0
+            cost = self.context.cost_of_node(node_view.node, load)
+        return PlacementScore(alternatives_of(requests), *error.least, shares, cost)
 
     def _chooser(self, node: Place) -> AlternativeSearch | None:
         """None for a node like one that was looked at."""

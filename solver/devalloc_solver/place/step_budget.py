@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from devalloc_solver.problem.placement_score import PlacementScore
+
 DEFAULT_STEPS = 50_000
 """Steps that placing one unit may take; a step is a few microseconds. Every question of the benchmark `hard` ends
 within 10,000, but for those that CP-SAT decides."""
@@ -30,6 +32,13 @@ class SearchTimeout(StepsExhausted):
 
 class SharesInterfere(StepsExhausted):
     """Shares of several requests meet in a way that this search cannot split."""
+
+    chosen: int = 0
+    """the alternatives that were looked at: all that come before cannot be had (mask)"""
+    least: tuple[int, int] = (0, 0)
+    """(pools, devices) of which no fewer will do"""
+    bound: PlacementScore = PlacementScore((), 0, 0)
+    """a score that cannot be beaten on the node"""
 
 
 GRACE_WORK = 5_000
