@@ -135,8 +135,8 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         assert (dead.phase, dead.reason) == ("Stopped", "MachineEnded")
         assert [machine.key for machine in third.to_restart()] == [("default", "m")]
         third.start(third.to_restart()[0], soon())
-        again = view(third)
-        assert again.id != before.id
+        later = view(third)
+        assert later.id != before.id
         third.stop(KEY, 0, True, soon())
         assert third.to_restart() == [], "what was stopped on request stays so"
         third.forget(KEY, soon())

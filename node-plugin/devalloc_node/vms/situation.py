@@ -60,7 +60,7 @@ class Situation:
 
     key: str
     obj: Object
-    """As the store has it now; if it is gone or moves, as it was last heard of."""
+    """As the store has it now; if it is gone, as it was last heard of."""
     vm: VirtualMachine | None
     """What the object says; None if it is invalid."""
     problem: str
@@ -111,9 +111,7 @@ def read_situation(
     node; ``claims_of`` an object. Raises StoreError, NodeError."""
     key, uid, node = objects.key_of(obj), obj["metadata"]["uid"], operations.node_name
     here = operations.machines.get(key)
-    # Not asked of one that moves, and only now of others: it is written before its machine ceases to move.
-    is_moving = here is not None and here.is_moving
-    now = obj if is_moving else objects.read_again(store, objects.KIND, key, uid)
+    now = objects.read_again(store, objects.KIND, key, uid)  # only now: it is written before its machine ceases to move
     decoded = decode(obj if now is None else now)
     vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
     error = next((problem for problem in decoded.problems if problem.is_error), None)

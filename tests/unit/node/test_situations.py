@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from devalloc.api import meta
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.errors import Unknown
 from devalloc_node.machine.records import MachineView, State
-from devalloc_node.vms.situation import Whose, whose
+from devalloc_node.vms import situation
+from devalloc_node.vms.situation import Whose, read_situation, whose
 from devalloc_node.vms.steps import STEPS, step_for
-from tests.support.toy_machines import machine_of, vm
+from tests.support.toy_machines import ToyMachines, machine_of, vm
 
 NODE, OTHER = "node-a", "node-b"
 HERE = MachineView("default/web", "u1", State.RUNNING)
@@ -87,6 +92,62 @@ def test_only_its_migration_changes_a_machine_that_moves(of: Any) -> None:
 def test_a_machine_without_an_object_is_the_services_or_its_object_is_gone() -> None:
     assert seen(None) is seen(None, None) is Whose.GONE
     assert seen(None, MachineView("default/web", "", State.RUNNING)) is Whose.SERVICE
+
+
+class OneNode:
+    """What a node has of a machine of a store."""
+
+    def __init__(self, store: SQLiteStore, holder: str | None = NODE, **status: Any) -> None:
+        self.store, self.machines = store, ToyMachines()
+        made = obj(holder)
+        stored = store.create({**made, "metadata": made["metadata"] | {"uid": "u1"}})
+        self.obj = store.replace_status({**stored, "status": status})
+        self.here = replace(HERE, uid=stored["metadata"]["uid"])
+
+    def state(self) -> State:
+        operations: Any = SimpleNamespace(node_name=NODE, machines=self.machines)
+        return read_situation(self.store, operations, self.obj).state
+
+
+def test_a_machine_that_lives_without_a_record_is_looked_for_where_its_object_is_held(store: SQLiteStore) -> None:
+    node = OneNode(store)
+    assert node.state() is State.ABSENT
+    node.machines.forgotten["default/web"] = node.here
+    assert node.state() is State.LOST
+    node.machines.views["default/web"] = node.here
+    assert node.state() is State.RUNNING
+
+
+@pytest.mark.parametrize("holder", [OTHER, None])
+def test_nothing_that_lives_is_taken_for_the_machine_of_an_object_that_another_node_holds(
+    store: SQLiteStore, holder: str | None
+) -> None:
+    node = OneNode(store, holder)
+    node.machines.forgotten["default/web"] = node.here
+    assert node.state() is State.ABSENT
+
+
+def test_a_machine_may_be_lost_while_its_life_cannot_be_read(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(self: ToyMachines, key: str) -> None:
+        raise Unknown("HostUnreadable", "its life file cannot be read")
+
+    monkeypatch.setattr(ToyMachines, "lost", unknown)
+    assert OneNode(store).state() is State.LOST
+
+
+def test_a_run_that_its_object_names_is_foreign_unless_this_plugin_knows_it(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(situation, "qemu_uuid", lambda pid: "run-1")
+    node = OneNode(store, machineID="run-1", pid=7)
+    assert node.state() is State.FOREIGN
+    node.machines.views["default/web"] = replace(node.here, state=State.STOPPED, id="run-0")
+    assert node.state() is State.FOREIGN, "what is recorded here is an older run"
+    for state, run in ((State.STOPPED, "run-1"), (State.RUNNING, "run-1"), (State.RUNNING, "run-2")):
+        node.machines.views["default/web"] = replace(node.here, state=state, id=run)
+        assert node.state() is state
 
 
 def test_each_situation_has_a_step() -> None:
