@@ -30,7 +30,12 @@ def killed(plugin: MachinePlugin) -> None:
 
 
 def brought_back(plugin: MachinePlugin) -> None:
-    MachineRestarts(plugin.operations, ChangeNotifier(), plugin.machines.to_restart, spawn=lambda work: work()).round()
+    restarts = MachineRestarts(
+        plugin.operations, ChangeNotifier(), plugin.machines.to_restart, spawn=lambda work: work()
+    )
+    restarts.look()
+    for _ in range(2):  # which ones are to be started, and their start
+        restarts.worker.round()
 
 
 def seen(world: MachineFaults) -> tuple[int, int, str]:
