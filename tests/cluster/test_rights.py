@@ -38,6 +38,7 @@ from devalloc_node.errors import Failed
 from devalloc_node.kube.node_lease import NodeLease
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.vms import objects
+from devalloc_node.vms.situation import take_object
 from tests.support import kube_build, kube_crds, kube_rights
 from tests.support.claim_judge import why_not
 from tests.support.controller_processes import Process
@@ -408,7 +409,7 @@ def test_a_node_keeps_its_pools_claims_and_machines(
         finalizers.remove_finalizer(store, "node-a", ref)
         assert not ClaimView(store.get("DeviceClaim", "default", "held")).is_held
 
-        held = objects.take_object(store, machine, "node-a")
+        held = take_object(store, machine, "node-a")
         assert held is not None
         objects.write_status(store, held, {"phase": "Running", "reason": "", "message": ""})
         assert store.get("VirtualMachine", "default", "vm")["status"]["phase"] == "Running"
@@ -433,7 +434,7 @@ def test_the_controller_says_on_machines_of_a_silent_node_that_they_may_not_run(
     kubeconfig = kube_rights.controller_kubeconfig(ruled)
     try:
         with closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as node:
-            held = objects.take_object(node, machine, "node-a")
+            held = take_object(node, machine, "node-a")
             assert held is not None
             objects.write_status(node, held, {"phase": "Running", "reason": "", "message": ""}, ready=runs)
             assert shown() == ("Running", "True", "MachineRunning")
@@ -880,7 +881,7 @@ def test_the_controller_takes_what_a_fenced_node_holds_and_the_node_confirms_tha
     """With the code and the tokens of both. Another node's token neither takes nor confirms."""
     with closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as node:
         finalizers.add_finalizer(node, "node-a", ref_of(claim))
-        assert objects.take_object(node, {**machine, "kind": "VirtualMachine"}, "node-a") is not None
+        assert take_object(node, {**machine, "kind": "VirtualMachine"}, "node-a") is not None
     stolen = as_node(ruled, "node-b")
     paths = [f"{place(claim)}/held", f"{place(machine)}/vm"]
     for path in paths:

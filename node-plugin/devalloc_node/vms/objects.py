@@ -142,29 +142,6 @@ def must_leave(obj: Object, node_name: str) -> bool:
     return view.must_leave(node_name) or has_left
 
 
-def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
-    """Make the object this node's; None if it is gone, another node's, or being deleted. Raises Failed."""
-
-    def held(now: Object) -> Object | None:
-        metadata, holder = now["metadata"], holder_of(now)
-        if holder == node_name == metadata.get("annotations", {}).get(meta.PREPARED_ON):
-            return now
-        if (
-            holder not in (None, node_name)
-            or views.MachineView(now).is_deleting
-            or views.MachineView(now).node != node_name
-            or must_leave(now, node_name)
-            or was_taken_away(now, node_name)
-        ):
-            return None
-        annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
-        others = [name for name in metadata.get("finalizers", []) if name != meta.NODE_FINALIZER]
-        finalizers = [*others, meta.NODE_FINALIZER]
-        return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": finalizers}}
-
-    return update_with_retry(store, obj, held, store.replace)
-
-
 def release_object(store: Store, obj: Object, node_name: str) -> None:
     """Write that this node has nothing of the object any more. Raises Failed."""
 

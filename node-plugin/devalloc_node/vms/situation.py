@@ -137,6 +137,21 @@ def _may_be_lost(operations: MachineOperations, key: str) -> bool:
         return True
 
 
+def take_object(store: Store, obj: Object, node: str) -> Object | None:
+    """Make an object this node's that no node holds; None if it is gone or not to be taken by now. Raises Failed."""
+
+    def taken(now: Object) -> Object | None:
+        if whose(now, None, node, None, is_unplaced=False) is not Whose.FREE:
+            return None
+        metadata = now["metadata"]
+        annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node}
+        others = [name for name in metadata.get("finalizers", []) if name != meta.NODE_FINALIZER]
+        finalizers = [*others, meta.NODE_FINALIZER]
+        return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": finalizers}}
+
+    return objects.update_with_retry(store, obj, taken, store.replace)
+
+
 def is_unreserved(store: Store, node: str, obj: Object, vm: VirtualMachine) -> bool:
     """Whether a machine must wait until this node reserves something for it. A node that does not publish its capacity
     for machines admits every machine placed on it. Raises StoreError."""

@@ -43,7 +43,7 @@ from devalloc_node.vms.scaling import (
     offer_cpu_control,
     scale_by_load,
 )
-from devalloc_node.vms.situation import Situation, Whose, is_unreserved, read_situation
+from devalloc_node.vms.situation import Situation, Whose, is_unreserved, read_situation, take_object
 from devalloc_node.vms.spec_changes import is_to_restart, pending_changes, with_numa_node
 from devalloc_node.vms.start_refusals import GIVEN_BACK, HOST_FILES, SOON_SECONDS, Needs, StartRefusals, start_refused
 
@@ -168,7 +168,7 @@ class MachineReconciler:
 
     def take(self, now: Situation) -> Outcome | None:
         """Take the object: only the run of one that this node holds is looked for. Raises Failed."""
-        objects.take_object(self._store, now.obj, self._operations.node_name)
+        take_object(self._store, now.obj, self._operations.node_name)
         return AGAIN
 
     def take_up(self, now: Situation) -> Outcome | None:
