@@ -113,6 +113,14 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         assert content is not None
         third.records.drop(MACHINES, KEY)
         assert [(lost.key, lost.pid) for lost in third.all_lost()] == [(KEY, before.pid)]
+        # By the run that its object names it is known again, as what it was started as.
+        third.take_up(KEY, with_tpm(micro), before.id, soon())
+        again = third.records.record(MACHINES, KEY)
+        assert again is not None
+        since = {"applied", "asked", "cpus_left"}
+        assert {name: again[name] for name in again.keys() - since} == {
+            name: content[name] for name in content.keys() - since
+        }
         third.records.put(MACHINES, KEY, content)
 
         # It hangs: unknown, told within seconds, and nothing is taken for gone.
