@@ -287,22 +287,20 @@ class PermitServer:
                 networks=() if s.plain is None else s.plain.networks,
             )
             doors = (door, dump, plain)
-            tasks = [
-                asyncio.create_task(work)
-                for work in (
-                    writer.run(),
-                    self._mind_lease(thread),
-                    self._mind_hosts(writer, helpers),
-                    moves.run(s.resync),
-                    self.usage.run(writer.run_in_writer, s.resync),
-                    until_set(stop),
-                    self._watch(writer, over, helpers),
-                    self._watch_pods(writer, over, helpers),
-                    *writer.settling(over, helpers),
-                )
-            ]
+            work = (
+                writer.run(),
+                self._mind_lease(thread),
+                self._mind_hosts(writer, helpers),
+                moves.run(s.resync),
+                self.usage.run(writer.run_in_writer, s.resync),
+                until_set(stop),
+                *writer.settling(over, helpers),
+            )
+            loop = asyncio.get_running_loop()
+            tasks: list[asyncio.Future[None]] = [asyncio.create_task(each) for each in work]
+            tasks += [loop.run_in_executor(helpers, watcher.run, over) for watcher in self._watchers(writer)]
             try:
-                self._loop = asyncio.get_running_loop()
+                self._loop = loop
                 await writer.settled(stop)  # usually it takes little, and no agent has to ask twice
                 address = await door.listen(s.host, s.port, s.tls)
                 extra = [
@@ -337,7 +335,7 @@ class PermitServer:
                     with suppress(StoreError):
                         await self.usage.save(writer.run_in_writer)
 
-    async def _listen_beside(self, place: _ExtraPort, tasks: list[asyncio.Task[None]]) -> tuple[str, int] | None:
+    async def _listen_beside(self, place: _ExtraPort, tasks: list[asyncio.Future[None]]) -> tuple[str, int] | None:
         """Where it listens; None if it cannot yet. Machines do not wait for that: a busy port is logged once, and
         tried again."""
         try:
@@ -378,35 +376,32 @@ class PermitServer:
                 pods = (await asyncio.get_running_loop().run_in_executor(helpers, listing)).objects
         await writer.load(hosts, pods, can_move)
 
-    async def _watch(self, writer: PermitWriter, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
-        """Tell the deciding task what changes."""
+    def _watchers(self, writer: PermitWriter) -> list[Watcher]:
+        """What tells the writer what changes, each in a thread of its own."""
         loop = asyncio.get_running_loop()
 
         def tell(seen: StoreChanges) -> None:
             with suppress(RuntimeError):  # the loop is closed, and with it all connections
                 loop.call_soon_threadsafe(writer.see, seen)
 
-        await loop.run_in_executor(helpers, _watch, self._services.store, writer, over, tell)
+        def hear(change: Listed | Event) -> None:
+            tell(StoreChanges(events=(change,)) if isinstance(change, Event) else StoreChanges(gap=True))
 
-    async def _watch_pods(self, writer: PermitWriter, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
-        """Tell the deciding task which pods run machines."""
-        loop = asyncio.get_running_loop()
+        def hear_pods(change: Listed | Event) -> None:
+            tell(StoreChanges(pods=(change,)) if isinstance(change, Event) else StoreChanges(all_pods=change.objects))
 
-        def tell(seen: StoreChanges) -> None:
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(writer.see, seen)
+        store, what = self._services.store, "cannot watch VirtualMachines"
+        watchers = [Watcher(store, writer.kinds, hear, what, lists=False, since=writer.seen)]
+        if self._pods is not None:
+            watchers.append(Watcher(self._pods, POD, hear_pods, "cannot read which pods run machines"))
+        return watchers
 
-        if self._pods is None:
-            await asyncio.Event().wait()
-        else:
-            await loop.run_in_executor(helpers, _watch_pods, self._pods, over, tell)
-
-    async def _mind_lease(self, writer: ThreadPoolExecutor) -> None:
+    async def _mind_lease(self, thread: ThreadPoolExecutor) -> None:
         """Renew it in time. Raises LeaseLost."""
         while True:
             await asyncio.sleep(self.lease.seconds / 3)
             try:
-                await asyncio.get_running_loop().run_in_executor(writer, self.lease.renew)
+                await asyncio.get_running_loop().run_in_executor(thread, self.lease.renew)
             except StoreError as error:
                 log.warning("cannot renew the lease: %s", error)
                 if not self.lease.is_valid:
@@ -488,24 +483,6 @@ class PermitServer:
         """The ledgers, as JSON. In the server's own thread."""
         shown = {"holder": self.lease.holder, "leaseValid": self.lease.is_valid, **more, **dump_ledgers(self.book)}
         return json.dumps(shown, indent=1).encode()
-
-
-def _watch(store: Store, writer: PermitWriter, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
-    """Tell what changes, until it is over. In a thread of its own."""
-
-    def hear(change: Listed | Event) -> None:
-        tell(StoreChanges(events=(change,)) if isinstance(change, Event) else StoreChanges(gap=True))
-
-    Watcher(store, writer.kinds, hear, "cannot watch VirtualMachines", lists=False, since=writer.seen).run(over)
-
-
-def _watch_pods(store: Store, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
-    """Tell which runner pods there are, until it is over. In a thread of its own."""
-
-    def hear(change: Listed | Event) -> None:
-        tell(StoreChanges(pods=(change,)) if isinstance(change, Event) else StoreChanges(all_pods=change.objects))
-
-    Watcher(store, POD, hear, "cannot read which pods run machines").run(over)
 
 
 @dataclass(frozen=True, slots=True)
