@@ -21,7 +21,7 @@ LOAD = "usr/lib/load.py"
 """The program in the guest that ``load`` runs."""
 ADDRESS = "192.0.2.2"
 _OF_PROJECT = {
-    Path(devalloc.__file__).parent: ("*.py", "scaling/**/*.py", "api/**/*.py"),
+    Path(devalloc.__file__).parent: ("*.py", "net/*.py", "scaling/**/*.py", "api/**/*.py"),
     Path(devalloc_node.__file__).parent: ("*.py", "guest/**/*.py", "net/**/*.py"),
 }
 
