@@ -211,7 +211,10 @@ class MachineReconciler:
         if machine is None or not machine.runs or machine.is_paused:  # it has ended since
             return AGAIN
         if is_to_restart(vm, machine):
-            self._end_run(vm, held, machine)
+            # It keeps its claims and its room. If the plugin is killed in between, it is started all the same.
+            self.leave(key)
+            self._power_down(now, machine)
+            self._backoff.forget(key)
             return AGAIN
         left = self._claims.settle(now, vm)
         if (
@@ -250,14 +253,10 @@ class MachineReconciler:
         machine = self._own_machine(now)
         if vm is None or machine is None:
             return self._written(now, Outcome(at_rest=True))
-        uid, due = machine.uid, Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
         # One that ended is noted as stopped, so that it may be started again when that is wanted.
         if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
-            patience = float(vm.spec.powerdown_seconds)  # as it is now, and not as it was at its start
-            self._tell_stopping(now.obj, vm, machine)
-            with self._aside():
-                self._operations.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
-        self._operations.give_back(key, due, owner=uid, caller=CALLER)
+            self._power_down(now, machine, force=not machine.adopted)
+        self._operations.give_back(key, Deadline.after(WORK_SECONDS), owner=machine.uid, caller=CALLER)
         return self._written(now, Outcome(at_rest=True))
 
     def undo(self, now: Situation) -> Outcome | None:
@@ -294,11 +293,7 @@ class MachineReconciler:
         if (machine := now.machine) is not None and machine.uid == uid:
             ended = None if vm is None else self._over(vm, machine)
             if machine.runs or (ended is None and machine.reason != "StoppedOnRequest"):
-                patience = self._patience(obj, vm)
-                due = Deadline.after(WORK_SECONDS + patience)
-                self._tell_stopping(obj, vm, machine)
-                with self._aside():
-                    self._operations.stop(key, patience, due, owner=uid, force=True, caller=CALLER)
+                self._power_down(now, machine)
             self._operations.give_back(key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
         self._free(obj)
         if objects.holder_of(obj) != self._operations.node_name:
@@ -378,16 +373,13 @@ class MachineReconciler:
         self._refusals.forget(key)
         return None
 
-    def _end_run(self, vm: VirtualMachine, held: Object, machine: MachineView) -> None:
-        """Power it down, to start it again at once. It keeps its claims and its room. If the plugin is killed in
-        between, it is started all the same. Raises NodeError."""
-        self.leave(machine.key)
-        patience = float(vm.spec.powerdown_seconds)
+    def _power_down(self, now: Situation, machine: MachineView, *, force: bool = True) -> None:
+        """Have its guest power down, within the time of its spec as it is now. Raises NodeError."""
+        patience = self._patience(now.obj, now.vm)
         due = Deadline.after(WORK_SECONDS + patience)
-        self._tell_stopping(held, vm, machine)
+        self._tell_stopping(now.obj, now.vm, machine)
         with self._aside():
-            self._operations.stop(machine.key, patience, due, owner=machine.uid, force=True, caller=CALLER)
-        self._backoff.forget(machine.key)
+            self._operations.stop(now.key, patience, due, owner=machine.uid, force=force, caller=CALLER)
 
     def _pause(self, machine: MachineView) -> Outcome:
         """Have its CPUs stand still. Meanwhile nothing else of it changes. Raises NodeError."""
