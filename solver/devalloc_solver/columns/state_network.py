@@ -21,6 +21,9 @@ from devalloc_solver.columns.symmetry import MULTIPLIERS, canonical
 MAX_STATES = 50_000
 """States of one lattice, more or less: a node with so many is too free for this encoding to say much of it."""
 
+PAIRS_PER_ARC = 20
+"""What an arc costs, in pairs that turn out not to fit: it is sorted, numbered, and carried through the network."""
+
 _CHUNK = 400_000
 """Pairs of state and pattern that are looked at together."""
 
@@ -89,7 +92,8 @@ def build_lattice(shape: BinShape, starts: Ints, room: int, ends: float | None =
     Args:
         shape: of the bins.
         starts: states, in any form; shape (states, columns).
-        room: pairs of state and pattern to look at; states that are left over are ``unexpanded_states``.
+        room: pairs of state and pattern to look at, with ``PAIRS_PER_ARC`` for each that fits; states that are left
+            over are ``unexpanded_states``.
         ends: monotonic time from which on all states are left over.
     """
     return _Explorer(shape).explore(starts, room, ends)
@@ -129,20 +133,21 @@ class _Explorer:
         empty = np.zeros(0, dtype=np.int64)
         arcs: list[tuple[Ints, Ints, Ints]] = [(empty, empty, empty)]
         first, unexpanded_states = 0, empty
-        step = max(1, _CHUNK // max(1, len(self.takes)))
-        most = room // max(1, len(self.takes))
+        width = max(1, len(self.takes))
         while len(front):
-            left = max(0, most - first)
+            at = 0
             reached: list[Ints] = []
-            for start in range(0, min(left, len(front)), step):
-                if len(self.numbers) > MAX_STATES or (ends is not None and time.monotonic() > ends):
-                    left = start
+            while at < len(front):
+                rows = min(max(1, _CHUNK // width), room // width, len(front) - at)
+                if rows <= 0 or len(self.numbers) > MAX_STATES or (ends is not None and time.monotonic() > ends):
                     break
-                new_rows, arc = self.expand(front[start : min(start + step, left)], first + start)
+                new_rows, arc = self.expand(front[at : at + rows], first + at)
+                at += rows
+                room -= rows * width + PAIRS_PER_ARC * len(arc[0])
                 reached.append(new_rows)
                 arcs.append(arc)
-            if len(front) > left:
-                unexpanded_states = np.arange(first + left, len(self.numbers))
+            if at < len(front):
+                unexpanded_states = np.arange(first + at, len(self.numbers))
                 break
             first += len(front)
             front = np.concatenate(reached)

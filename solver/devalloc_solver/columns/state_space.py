@@ -15,7 +15,15 @@ from devalloc_solver.columns.bins import BinShape, GeometryBin, split_into_bins
 from devalloc_solver.columns.claim_kinds import ClaimKind
 from devalloc_solver.columns.node_geometry import DeviceCell, Geometry, Ints, NodeTemplate, NodeTemplates, group_nodes
 from devalloc_solver.columns.patterns import LocalChoice, Localizer, Pattern, find_patterns
-from devalloc_solver.columns.state_network import Lattice, Network, NetworkPart, User, build_lattice, join_lattices
+from devalloc_solver.columns.state_network import (
+    PAIRS_PER_ARC,
+    Lattice,
+    Network,
+    NetworkPart,
+    User,
+    build_lattice,
+    join_lattices,
+)
 from devalloc_solver.deadline import seconds_left
 from devalloc_solver.place import SearchDeadline, SearchTimeout
 from devalloc_solver.place.step_budget import GRACE_WORK
@@ -164,7 +172,7 @@ def _can_rename(
 
 
 MAX_PAIRS = 60_000_000
-"""Pairs of state and pattern that are looked at for all shapes together: about a second."""
+"""Pairs of state and pattern that are looked at for all shapes together, and what their arcs cost: some seconds."""
 
 QUICK_PAIRS, QUICK_TRIED = 3_000_000, 1_000
 """The same, and choices of one way on one geometry (``patterns``), for a state space that is wanted soon."""
@@ -337,7 +345,9 @@ class _StateSpaceBuilder:
             full = np.array([*(cell.size for cell in geometry.cells), *geometry.counters], dtype=np.int64)
             states = {(id(t), id(b)): b.states(rows[id(t)], full) for t in templates for b in bins}
             lattices = self.lattices(bins, templates, states, room // waiting)
-            room -= sum(len(lattice.rows) * shape.width for shape, lattice in lattices)
+            room -= sum(
+                len(lattice.rows) * shape.width + PAIRS_PER_ARC * len(lattice.source) for shape, lattice in lattices
+            )
             waiting -= 1
             for template in templates:
                 users = self.users(template)
