@@ -27,9 +27,9 @@ SINGLE_STEPS = 100_000
 """Steps of ``place`` that all of them may take together: some tenths of a second."""
 MAX_HOLDERS = 20_000
 """Holders, summed over nodes, that are considered for it; those of devices of the network count on each node."""
-MAX_LOOKS = 200_000
-"""Holders that may be looked at by questions about the release of one claim, and again by those which of many can stay.
-Each question looks at all that stay, so many holders of one device would cost their square: 0.1 s each."""
+MAX_LOOKS, MIN_LOOKS = 800_000, 20_000
+"""Holders that the questions about all units of a round may look at. Each question looks at all that stay, so that many
+holders of one device would cost their square. A search may take half of what is left, and always the least."""
 
 IMPOSSIBLE = 1 << 30
 """More claims than there can be: their release would not do."""
@@ -93,7 +93,9 @@ class LeavingSearch:
     _pools: dict[int, tuple[Candidates, frozenset[int]]] = field(default_factory=dict, init=False)
     """id of candidates -> these, and their pools"""
     _looks: int = field(default=0, init=False)
-    """holders that questions have looked at since this was last set to 0"""
+    """holders that questions have looked at"""
+    _last_look: int = field(default=0, init=False)
+    """of what is searched for now"""
 
     def __post_init__(self) -> None:
         self._by_node = defaultdict(list)
@@ -107,16 +109,20 @@ class LeavingSearch:
         ``question.held`` does not count: all that is held here does.
         """
         nodes = self._holders(question.unit, self._bounds(question, finder))
+        looks = max(MIN_LOOKS, (MAX_LOOKS - self._looks) // 2)
+        self._last_look = self._looks + looks // 2
         single, proven = self._single(question, finder, nodes)
         best = None if single is None else (_cost(single), (single.owner,))
         if best is not None and proven and all(best[0] <= two for each in nodes for two in each.ranked.least[1:2]):
             return Leaving(best[1], is_least=True)
         smallest_set = 2 if proven and not finder.is_cut_short else 1
         finder.refill()
+        self._last_look = self._looks + looks // 2
         return self._cheapest(question, finder, nodes, smallest=smallest_set, best=best, proven=proven)
 
     def find_uncounted(self, question: FeasibilityQuestion, finder: FeasibilityChecker) -> Leaving:
         """The same on the node that the unit is bound to, where counting may rule out too much."""
+        self._last_look = self._looks + MIN_LOOKS
         return self._cheapest(question, finder, self._holders(question.unit, {question.unit.pin: 1}))
 
     def _holders(self, unit: PlacementUnit, bounds: Mapping[Node, int]) -> list[_NodeHolders]:
@@ -147,14 +153,14 @@ class LeavingSearch:
             best: what has been found, and its cost.
             proven: whether nothing has been left out so far.
         """
-        last = finder.searched + MAX_TRIES
+        last, last_look = finder.searched + MAX_TRIES, (self._looks + self._last_look) // 2
         for there in nodes:
             if best is not None and there.least >= best[0]:
                 continue
             for cost, numbers in cheapest_sets(there.ranked.costs, max(smallest, there.fewest)):
                 if best is not None and cost >= best[0]:
                     break
-                if finder.searched >= last:
+                if finder.searched >= last or self._looks > last_look:
                     proven = False
                     break
                 chosen = [there.ranked.holdings[number] for number in numbers]
@@ -191,13 +197,13 @@ class LeavingSearch:
             ]
         needs = _WholeNeeds.of(question, finder.counting, self.held, self._freed_of)
         finder.refill(SINGLE_STEPS)
-        last, self._looks = finder.searched + MAX_SINGLES, 0
+        last = finder.searched + MAX_SINGLES
         for _, node, holding in sorted(singles, key=itemgetter(0)):
             if finder.ends is not None and time.monotonic() > finder.ends:
                 return None, False
             if not needs.may_be_met(node, holding):
                 continue
-            if finder.searched >= last or not finder.has_steps or self._looks > MAX_LOOKS:
+            if finder.searched >= last or not finder.has_steps or self._looks > self._last_look:
                 return None, False
             if self._fits(question, finder, node, [holding]):
                 return holding, considered <= MAX_HOLDERS
@@ -207,18 +213,20 @@ class LeavingSearch:
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, nodes: Sequence[_NodeHolders]
     ) -> tuple[Key, ...]:
         """On the first node where it helps, all but those that can stay, which cost most; of very many not all that
-        can."""
-        for node, _, ranked in nodes[:MAX_TRIES]:
-            leaving = ranked.holdings
+        can. Many are asked about together, fewer where not all of them can stay."""
+        for node, fewest, ranked in nodes[:MAX_TRIES]:
+            leaving = sorted(sorted(ranked.holdings, key=lambda holding: holding.owner), key=_cost, reverse=True)
             if not self._fits(question, finder, node, leaving):
                 continue
-            by_name, self._looks = sorted(leaving, key=lambda holding: holding.owner), 0
-            for holding in sorted(by_name, key=_cost, reverse=True):
-                if self._looks > MAX_LOOKS:
-                    break
-                rest = [other for other in leaving if other is not holding]
-                if self._fits(question, finder, node, rest):
+            at, size = 0, len(leaving) - fewest
+            while at < len(leaving) > fewest and size and self._looks <= self._last_look:
+                rest = [*leaving[:at], *leaving[at + size :]]
+                if len(rest) >= fewest and self._fits(question, finder, node, rest):
                     leaving = rest
+                elif size > 1:
+                    size = -(-size // 2)
+                else:
+                    at += 1
             return tuple(holding.owner for holding in leaving)
         return ()
 

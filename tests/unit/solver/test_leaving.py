@@ -14,8 +14,8 @@ from devalloc_solver.explain import leaving as leaving_module
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.leaving import Leaving, LeavingSearch, cheapest_sets
 from devalloc_solver.problem.allocations import GIVEN_NOW, AllocatedDevice, Holding, Leave, LeaveMode
-from devalloc_solver.problem.demand import Demand, PlacementUnit
-from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, join_pools
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit
+from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot, join_pools
 from tests.support.normal_instances import a_claim, a_slot, candidates
 
 Cost = tuple[int, ...]
@@ -110,13 +110,48 @@ def test_many_owners_of_one_device_cost_no_square(monkeypatch: pytest.MonkeyPatc
         return fits(search, question, finder, *more)
 
     monkeypatch.setattr(LeavingSearch, "_fits", counted)
-    monkeypatch.setattr(leaving_module, "MAX_LOOKS", 4_000)
+    monkeypatch.setattr(leaving_module, "MAX_LOOKS", 8_000)
+    monkeypatch.setattr(leaving_module, "MIN_LOOKS", 1_000)
     for number in (100, 400, 1_600):
         owners = [held(f"o{n:04}", [0]) for n in range(number)]
         looks = 0
         answer = leaving(snapshot, wants(snapshot, 1), owners)
         assert (len(answer.owners), answer.is_least) == (number, False)
         assert looks <= 2 * (4_000 + number) + (leaving_module.MAX_TRIES + 2) * number
+
+
+def shared_by(number: int) -> tuple[Snapshot, list[Holding]]:
+    """One device of which each of so many owners has a unit."""
+    device = Device(0, 0, "d", {}, {"m": Resource(1, number)}, (), None)
+    snapshot = join_pools([Pool(0, "n0", "p0", "gpu", {}, (device,))])
+    owners = [Holding(("", f"o{n:04}"), 0, (AllocatedDevice(0, (("m", 1),)),)) for n in range(number)]
+    return snapshot, owners
+
+
+def wants_units(amount: int) -> PlacementUnit:
+    request = a_slot(candidates([0]), mode=AllocationMode.SHARE, max_count=None, requests={"m": amount})
+    return PlacementUnit((Demand(a_claim("p"), ((request,),), ()),), None, None)
+
+
+def test_of_many_that_need_not_all_leave_as_many_stay_as_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked about together, or the questions are over before half of them is settled."""
+    monkeypatch.setattr(leaving_module, "MAX_LOOKS", 16_000)
+    snapshot, owners = shared_by(200)
+    assert names(leaving(snapshot, wants_units(100), owners)) == [f"o{n:04}" for n in range(100, 200)]
+
+
+def test_many_searches_of_a_round_share_what_they_may_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant's claims that are refused cost others no more than a few of them."""
+    monkeypatch.setattr(leaving_module, "MAX_LOOKS", 64_000)
+    monkeypatch.setattr(leaving_module, "MIN_LOOKS", 1_000)
+    snapshot, owners = shared_by(400)
+    finder = FeasibilityChecker(snapshot, lambda _: frozenset())
+    search = LeavingSearch(snapshot, tuple(owners))
+    for number in range(20):
+        finder.begin()
+        answer = search.find(FeasibilityQuestion(snapshot, wants_units(200 + number)), finder)
+        assert len(answer.owners) >= 200 + number
+    assert search._looks < 64_000 + 20 * (1_000 + 4 * 400)
 
 
 @pytest.mark.parametrize("seed", range(60))
