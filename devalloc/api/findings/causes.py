@@ -89,12 +89,15 @@ _LONGEST_FAULT = 105
 
 
 def _invalid_pool(cause: Fact, style: Style) -> Words:
-    """``why`` a pool counts nothing; the ``drivers`` that have no other; ``by`` whom it is made, if by no user."""
+    """``why`` a pool counts nothing; the ``drivers`` that have no other; ``by`` whom it is made, if by no user; whether
+    others are there (``hasOthers``), so that it may not matter."""
     is_named = cause.get("drivers") and style.width == WHOLE
     of = f" of driver {style.listed(cause['drivers'], 'or')}" if is_named else ""
     why = str(cause["why"])
     if style.width < WHOLE and len(why) > _LONGEST_FAULT:
         why = f"{why[:_LONGEST_FAULT]}…"
+    if cause.get("hasOthers"):
+        return Words(why)
     remedy = "ask who runs its driver" if cause.get("by") == "driver" else "correct it"
     return Words(f"no valid pool{of} exists: {why}", remedy, shorter=[why])
 

@@ -40,7 +40,9 @@ _IN_USE = frozenset((Cause.UNPUBLISHED, Cause.PARTS_TAKEN, Cause.OUTRANKED))
 
 
 def relevant(finding: Finding) -> Finding:
-    """What a sentence tells of a finding."""
+    """What a sentence tells of a finding: not what was left out beside what is there, which may not matter."""
+    if any("hasOthers" in each for each in finding.causes):
+        finding = replace(finding, causes=[each for each in finding.causes if "hasOthers" not in each])
     causes = [*_of_member([_with_lifted(each, finding) for each in _relevant_causes(finding)[:MAX_LISTED]])]
     if causes and causes[0]["code"] == Cause.UNPUBLISHED:  # what is lacking follows from it
         causes = causes[:1]

@@ -50,6 +50,8 @@ class GoalSearch:
     """whether the incumbent was no empty one at first"""
     is_placed: bool = False
     """whether it still is what was placed one by one, each as the placement policy prefers"""
+    is_cut_by_time: bool = False
+    """whether the last step ended by the deadline, and not by its own limit"""
 
     def __post_init__(self) -> None:
         self.values = [0] * len(self.model.cp.proto.variables)
@@ -145,6 +147,7 @@ class GoalSearch:
         from ortools.sat.python import cp_model
 
         solver = self._solver(limit)
+        self.is_cut_by_time = solver is None
         if solver is None:
             return None
         self.model.cp.minimize(sum_terms(terms))
@@ -153,6 +156,8 @@ class GoalSearch:
             # The incumbent satisfies the model, so this is an error of CP-SAT's presolve.
             solver.parameters.cp_model_presolve = False
             status = self._run(solver, enumerate(self.values))
+        has_steps_left = solver.response_proto.deterministic_time < limit
+        self.is_cut_by_time = has_steps_left and status in (cp_model.FEASIBLE, cp_model.UNKNOWN)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             solved = list(solver.response_proto.solution)
             if self.improves(solved, terms):

@@ -277,7 +277,7 @@ class Explainer(ABC):
         """Why a unit is not placed, for each of its claims."""
         missing = {demand.key: self._missing_drivers(demand) for demand in unit.demands}
         if not any(missing.values()):
-            return self._with_left_out(self._search_reasons(unit))
+            return self._with_left_out(unit, self._search_reasons(unit))
         findings = self._search_reasons(unit)
         guilty, drivers = next((key, names) for key, names in missing.items() if names)
         common = fact(Cause.MEMBERS, **group_ref(unit.group), members=[claim_ref(guilty)])
@@ -292,13 +292,23 @@ class Explainer(ABC):
             for key, finding in findings.items()
         }
 
-    def _with_left_out(self, by_claim: Mapping[Key, Explanation]) -> Mapping[Key, Explanation]:
-        """If there are no devices at all, and some were left out, that alone is the reason."""
-        left_out = tuple(self.fleet.invalid_pools[driver] for driver in sorted(self.fleet.invalid_pools))
-        if not left_out or self.has_devices():
+    def _with_left_out(self, unit: PlacementUnit, by_claim: Mapping[Key, Explanation]) -> Mapping[Key, Explanation]:
+        """The same with what was left out of the drivers that the unit may have devices of: if there are no devices at
+        all, that alone is the reason, and else one cause more."""
+        named = [request.eligible.class_drivers for demand in unit.demands for request in demand.requests]
+        drivers = self.fleet.invalid_pools.keys() if None in named else frozenset[str]().union(*filter(None, named))
+        left_out = self._left_out_of(drivers if self.has_devices() else self.fleet.invalid_pools)
+        if not left_out:
             return by_claim
+        if self.has_devices():
+            cause = fact(Cause.INVALID_POOL, why=left_out[0], by=self.pools_by, hasOthers=True)
+            return {key: replace(each, causes=(*each.causes, cause)) for key, each in by_claim.items()}
         causes = (fact(Cause.INVALID_POOL, why=left_out[0], by=self.pools_by),)
         return {key: replace(each, causes=causes, invalid_pools=left_out) for key, each in by_claim.items()}
+
+    def _left_out_of(self, drivers: Collection[str]) -> tuple[str, ...]:
+        """What was left out of these drivers, and why."""
+        return tuple(why for driver, why in sorted(self.fleet.invalid_pools.items()) if driver in drivers)
 
     def _missing_drivers(self, demand: Demand) -> frozenset[str]:
         """The drivers of the classes of a request, if no device of any of them exists."""
@@ -632,6 +642,7 @@ class Explainer(ABC):
     def _cut_short(self, of: str) -> Fact:
         """That the search ended first: by its time, or by its steps, of which more time gives no more."""
         is_late = self.ends is not None and time.monotonic() > self.ends - GRACE_SECONDS
+        is_late |= self._finder is not None and self._finder.is_late
         return fact(Cause.CUT_SHORT, of=of, by=None if is_late else "steps")
 
     def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> Fact | None:

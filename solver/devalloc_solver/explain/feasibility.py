@@ -199,6 +199,8 @@ class FeasibilityChecker:
     """nodes that were searched, so that a caller can bound its work the same way every time"""
     is_cut_short: bool = field(default=False, init=False)
     """a probe of this finding was too hard to be answered"""
+    is_late: bool = field(default=False, init=False)
+    """a question of this finding had no time: that is known before the time is over"""
     _left: int = field(default=0, init=False)
     _hard_left: int = field(default=HARD_QUESTIONS, init=False)
     _reader: UnitReader = field(default_factory=UnitReader, init=False)
@@ -237,7 +239,7 @@ class FeasibilityChecker:
 
     def begin(self) -> None:
         """Begin with the next finding: its probes have a budget of their own."""
-        self._left, self.is_cut_short = FINDING_STEPS, False
+        self._left, self.is_cut_short, self.is_late = FINDING_STEPS, False, False
 
     def refill(self, steps: int = FINDING_STEPS) -> None:
         """Begin with another part of the same finding, which may take so many steps."""
@@ -287,12 +289,12 @@ class FeasibilityChecker:
         hard: list[str | None] = []
         for node in self._nodes(question):
             if self.ends is not None and time.monotonic() > self.ends:
-                raise Undecided
+                raise self._too_late()
             self.searched += 1
             try:
                 answer = search_function(question, usage, node, budget or self._budget(DEFAULT_STEPS))
             except SearchTimeout:
-                raise Undecided from None
+                raise self._too_late() from None
             except StepsExhausted:
                 hard.append(node)
                 if budget is not None and budget.left <= 0:
@@ -352,14 +354,18 @@ class FeasibilityChecker:
         try:
             model = build_model(pinned.snapshot, pinned.held, [pinned.unit], ends=self.ends)
         except SearchTimeout:
-            raise Undecided from None
+            raise self._too_late() from None
         search = GoalSearch(model, self.ends)
         value, bound = search.maximize([(1, search.model.satisfied[0])], best=1, limit=limit or STEP_LIMIT)
         if value:
             return name_devices(search)
         if bound > 0:
-            raise Undecided
+            raise self._too_late() if search.is_cut_by_time else Undecided
         return None
+
+    def _too_late(self) -> Undecided:
+        self.is_late = True
+        return Undecided()
 
 
 SearchFunction = Callable[[FeasibilityQuestion, Usage, "str | None", StepBudget], Any]

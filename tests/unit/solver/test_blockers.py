@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests, testing
-from devalloc_solver.explain import leaving
+from devalloc_solver.explain import feasibility, leaving
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.leaving import LeavingSearch
+from devalloc_solver.place import SearchTimeout
 from devalloc_solver.problem.allocations import Holding
 from tests.support.manifests import Manifest, allocated, claim, config_reference, device, device_class, entry, pool
 
@@ -361,6 +362,18 @@ def test_a_search_that_reaches_its_limit_is_not_said_to_lack_time(monkeypatch: p
     for deadline in (None, 60.0):
         refusal = next(iter(solve_manifests([GPU, gpus(4), wanted], deadline=deadline)["claims"]))
         assert "the search ended before what to change was found" in refusal["message"]
+
+
+def test_a_search_that_foresees_that_its_time_is_too_short_lacks_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at once, long before its deadline."""
+
+    def out_of_time(*_: object, **__: object) -> bool:
+        raise SearchTimeout("the search will be out of time")
+
+    monkeypatch.setattr(feasibility, "fits_on", out_of_time)
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
+    refusal = next(iter(solve_manifests([GPU, gpus(4), wanted], deadline=60.0)["claims"]))
+    assert "time ran out before what to change was found" in refusal["message"]
 
 
 def test_of_claims_that_ask_for_the_same_on_many_nodes_a_smallest_set_is_named_however_many_hold_devices() -> None:

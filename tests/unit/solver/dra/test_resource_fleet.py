@@ -15,6 +15,7 @@ from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dra import solve_manifests
 from tests.support import dra_builders as dra
 from tests.support.dra_builders import ANY, counter_slice, device, request, slice_
+from tests.support.sentences import at_length
 from tests.unit.solver.dra.test_joint import node_slice, wants
 
 
@@ -245,6 +246,20 @@ def test_who_is_in_the_way_may_hold_devices_of_the_network_as_well() -> None:
     cold = next(each for each in solve_manifests([*documents, *held, new])["claims"] if each["name"] == "new")
     assert fleet.allocate(new) == cold
     assert next(each for each in fleet.allocate_all([new])["claims"] if each["name"] == "new") == cold
+
+
+def test_a_slice_that_is_left_out_is_named_beside_other_devices_of_its_driver() -> None:
+    """Too few devices may be too few because of it."""
+    bad = dra.slice_("bad", [dra.device("x0", capacity={"m": "6 GiB"})], driver="x", pool="q", nodeName="n1")
+    documents = [dra.device_class("x", "device.driver == 'x'"), dra.device_class("g", "device.driver == 'g'"), bad]
+    documents += [dra.slice_(f"s{one}", dra.devices("d"), driver=one, pool=one, nodeName="n1") for one in "xg"]
+    documents.append(dra.node("n1"))
+    for name, is_named in (("x", True), ("g", False)):
+        wanted = dra.claim(dra.request("r", 2, class_name=name), name="a")
+        (cold,) = solve_manifests([*documents, wanted])["claims"]
+        assert Fleet.from_manifests(documents).allocate(wanted) == cold
+        assert ("ResourceSlice bad is left out, spec.devices[0].capacity" in at_length(cold)) is is_named
+        assert cold["message"].startswith("no node has 2 devices for request r (at most 1); lower")
 
 
 @pytest.mark.parametrize("where", [{"nodeName": "n1"}, {"allNodes": True}], ids=["of a node", "of all nodes"])
