@@ -73,6 +73,55 @@ def with_claim_of(template: Object, objects: Iterable[Any]) -> list[Any]:
     return [*_without_claim(as_claim(template), others), as_claim(template)]
 
 
+_POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
+"""The annotation by which Kubernetes says which of a pod's claims one is."""
+
+
+def with_claims_of_pods(objects: Sequence[Any]) -> list[Any]:
+    """The objects, with the claims that Kubernetes makes for the pods among them in the place of these pods and of the
+    templates that they name. A pod whose template is not there stays."""
+    templates = {_key(one): one for one in of_kind(objects, TEMPLATE)}
+    there = {_key(one) for one in of_kind(objects, CLAIM)}
+    used: set[tuple[str, str]] = set()
+    given: list[Any] = []
+    for one in objects:
+        entries = _template_entries(one)
+        named = [(_key(one)[0], str(entry["resourceClaimTemplateName"])) for entry in entries]
+        if not entries or not templates.keys() >= {*named}:
+            given.append(one)
+            continue
+        used.update(named)
+        made = [_claim_of_pod(one, entry, templates[key]) for entry, key in zip(entries, named, strict=True)]
+        given += [claim for claim in made if _key(claim) not in there]
+    return [one for one in given if not any(_key(each) in used for each in of_kind([one], TEMPLATE))]
+
+
+def _template_entries(content: Any) -> list[Object]:
+    """The claims of a pod that has not ended which are to be made of templates."""
+    if not (isinstance(content, dict) and content.get("kind") == "Pod" and _has_name(content)):
+        return []
+    spec, status = content.get("spec"), content.get("status")
+    entries = spec.get("resourceClaims") if isinstance(spec, dict) else None
+    has_ended = isinstance(status, dict) and status.get("phase") in ("Succeeded", "Failed")
+    return [
+        entry
+        for entry in (entries if isinstance(entries, list) and not has_ended else ())
+        if isinstance(entry, dict) and entry.get("resourceClaimTemplateName") and isinstance(entry.get("name"), str)
+    ]
+
+
+def _claim_of_pod(pod: Object, entry: Object, template: Object) -> Object:
+    """The claim that a pod gets from a template, under a name that says whose it is. Several of one pod are on one
+    node."""
+    from devalloc.api.meta import GROUP
+
+    claim, (namespace, name) = as_claim(template), _key(pod)
+    group = {GROUP: name} if len(pod["spec"]["resourceClaims"]) > 1 else {}
+    annotations = {**group, **(claim["metadata"].get("annotations") or {}), _POD_CLAIM_NAME: entry["name"]}
+    own = {"name": f"{name}-{entry['name']}", "namespace": namespace, "annotations": annotations}
+    return {**claim, "metadata": {**claim["metadata"], **own}}
+
+
 def _without_claim(claim: Object, objects: Iterable[Any]) -> Iterator[Any]:
     """The objects but the claim. If the claim is of a template, one of its name that is allocated counts, under another
     name."""

@@ -36,6 +36,7 @@ from devalloc.cli.resource_claims import (
     of_kind,
     resource_kind,
     with_claim_of,
+    with_claims_of_pods,
 )
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
@@ -72,7 +73,7 @@ def solve(
 
     Without -f: for all claims of the store or cluster. With -f: for the claims of the manifests, as if you applied them
     to the cluster of --kubeconfig or to the store. The manifests are used alone if they contain pools and no cluster is
-    named, or if there is no store.
+    named, or if there is no store. A pod gets the claims that Kubernetes would make for it of ResourceClaimTemplates.
 
     Exit code 3 if a claim gets nothing, 2 if a manifest is invalid; the valid ones are used anyway.
 
@@ -87,6 +88,7 @@ def solve(
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)
+    question = question if question.is_of_store else replace(question, all=with_claims_of_pods(question.all))
     with show_spinner("solving"):
         answer: dict[str, Any] = solve_with_machines(
             question.all, **asdict(options), admin_namespaces=question.admin_namespaces

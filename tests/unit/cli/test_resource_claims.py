@@ -68,6 +68,38 @@ def test_explain_of_files_explains_claims_and_templates(devalloc: Shell) -> None
     assert missing.err.endswith("there is no template default/on; did you mean one?\n")
 
 
+def pod(name: str, *templates: str, **status: Any) -> Object:
+    entries = [{"name": f"x{n}", "resourceClaimTemplateName": each} for n, each in enumerate(templates)]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"resourceClaims": entries}} | status
+
+
+def test_solve_makes_the_claims_of_pods_as_kubernetes_does(devalloc: Shell) -> None:
+    """Of templates in their namespace; several of one pod are on one node, and a pod that has ended has none."""
+    two = slice_("s2", devices("d"), pool="q", nodeName="n0")
+    ended = pod("ended", "one", status={"phase": "Succeeded"})
+    given = (ANY, SLICE, two, template("one", 1), pod("web", "one", "one"), pod("db", "one"), ended)
+    shown = devalloc("solve", "-f", "-", "-o", "json", stdin=text(*given))
+    answers = {each["name"]: each for each in json.loads(shown.out)["claims"]}
+    assert answers.keys() == {"web-x0", "web-x1", "db-x0"}
+    assert {each["node"] for name, each in answers.items() if name.startswith("web")} == {"n1"}
+    assert (shown.code, [line for line in shown.err.splitlines() if "ended" not in line]) == (0, [])
+
+
+def test_solve_names_a_pod_whose_template_is_not_given(devalloc: Shell) -> None:
+    shown = devalloc("solve", "-f", "-", stdin=text(ANY, SLICE, PAIR, pod("lost", "other")))
+    assert "Pod lost: is ignored: its claims are not made; `devalloc solve -f` makes them of templates" in shown.err
+    assert "default/lost" not in shown.out
+
+
+def test_a_claim_of_a_pod_that_is_given_is_not_made_again(devalloc: Shell) -> None:
+    made = resource_claim(request("r", 2), name="web-x0")
+    shown = devalloc(
+        "solve", "-f", "-", "-o", "json", stdin=text(ANY, SLICE, template("one", 1), made, pod("web", "one"))
+    )
+    (answer,) = json.loads(shown.out)["claims"]
+    assert (answer["name"], len(answer["allocations"])) == ("web-x0", 2)
+
+
 def test_explain_of_a_store_says_what_allocates_there(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(*OBJECTS))
     shown = devalloc("explain", "resourceclaim/pair")
