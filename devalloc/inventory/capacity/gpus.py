@@ -172,7 +172,10 @@ class RemainingGpus:
 
     def take(self, profile: str | None, count: int = 1) -> int:
         """Take so many of a profile (by name or id), or slots of any kind; returns how many there were."""
-        return sum(self._take(profile) for _ in range(count))
+        taken = 0
+        while taken < count and self._take(profile):
+            taken += 1
+        return taken
 
     def _take(self, profile: str | None) -> bool:
         if self._mode == "passthrough":

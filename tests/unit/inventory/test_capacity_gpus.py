@@ -109,6 +109,12 @@ def test_a_card_of_48_gib_gives_24_of_2_gib_or_one_of_48(host: FakeSysfs) -> Non
     assert (by_profile["NVIDIA L40S-2Q"], by_profile["NVIDIA L40S-48Q"], by_profile["NVIDIA L40S-16Q"]) == (24, 1, 3)
 
 
+def test_more_than_any_host_has_are_as_many_as_there_are(host: FakeSysfs) -> None:
+    """They are not tried one by one once none is left."""
+    l40s(host, vfs=24)
+    assert status(host).remaining_gpus().take(None, 10**15) == 24
+
+
 def test_what_lives_leaves_its_own_size_only_and_not_as_many_as_there_are_functions(tmp_path: Path) -> None:
     gpus = status(recorded_host.build_a2(tmp_path))
     assert (gpus.mode, gpus.total, gpus.used, gpus.allocatable) == ("vgpu", 16, 3, 1)
