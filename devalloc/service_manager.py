@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from devalloc.worker import DONE, repeat
+
 log = logging.getLogger(__name__)
 
 Round = Callable[[], float | None]
@@ -65,15 +67,19 @@ class Heartbeat:
         """Until ``stop`` is set."""
         if not self._manager.is_there:
             return
-        while not self._is_ready():
-            if stop.wait(READY_POLL_SECONDS):
-                return
+        repeat(stop, lambda: DONE if self._is_ready() else None, READY_POLL_SECONDS, "cannot see whether it is ready")
+        if stop.is_set():
+            return
         self._manager.send("READY=1")
-        patience = self._manager.patience
-        while not stop.wait(None if patience is None else patience / _BEATS):
-            if patience is not None and self._all_go_on(patience):
-                self._manager.send("WATCHDOG=1")
+        if (patience := self._manager.patience) is not None:
+            pause = patience / _BEATS
+            repeat(stop, lambda: self._beat(patience), pause, "cannot tell that this service lives", delay=pause)
+        stop.wait()
         self._manager.send("STOPPING=1")
+
+    def _beat(self, patience: float) -> None:
+        if self._all_go_on(patience):
+            self._manager.send("WATCHDOG=1")
 
     def _all_go_on(self, patience: float) -> bool:
         now = time.monotonic()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from devalloc.api.meta import LEADER
@@ -38,6 +39,7 @@ from devalloc.store import Change, Conflict, NotFound, Object, Store
 from devalloc.store import Key as ObjectKey
 from devalloc.store.fencing import FencingInterrupted, fence_object, fence_objects
 from devalloc.store.kubernetes.resources import ApiResource
+from devalloc.worker import DONE, repeat
 
 log = logging.getLogger(__name__)
 
@@ -119,15 +121,19 @@ class NeonMachines:
         if keys is None and self.stamp:
             self._fence(stop)
         for key in keys or ():
-            while not stop.is_set():
-                try:
-                    fence_object(self.store.replace, self.store.get(*key))
-                    break
-                except NotFound:
-                    break
-                except Conflict:
-                    stop.wait(_CONFLICT_SECONDS)
+            what = "cannot have late writes refused"
+            repeat(stop, partial(self._settle, key), _CONFLICT_SECONDS, what, fatal=(Exception,))
         self.store.commit_each([])  # settles what the store itself is in doubt of
+
+    def _settle(self, key: ObjectKey) -> float | None:
+        """Raises StoreError."""
+        try:
+            fence_object(self.store.replace, self.store.get(*key))
+        except NotFound:
+            return DONE
+        except Conflict:
+            return None
+        return DONE
 
     def _fence(self, stop: threading.Event) -> None:
         """Have late permits of the last leader refused, unless ``stop`` is set. Raises StoreError."""

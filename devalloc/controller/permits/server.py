@@ -50,7 +50,7 @@ from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger, is_under
 from devalloc.scaling.resources import Resources
 from devalloc.store import Event, Object, Store, StoreError, Unavailable
 from devalloc.store.watcher import Listed, Watcher
-from devalloc.worker import until_set
+from devalloc.worker import repeat, until_set
 
 
 def dump_ledgers(book: PermitLedgers) -> dict[str, Any]:
@@ -212,42 +212,40 @@ class PermitServer:
         if self.settings.callers is not None:
             self._asking = ThreadPoolExecutor(4, "permits-callers")
         try:
-            self._run(stop)
+            take_turn, expected, fatal = partial(self._take_turn, stop), (StoreError,), (OSError,)
+            repeat(stop, take_turn, RETRY_SECONDS, "not serving permits", expected=expected, fatal=fatal)
         finally:
             with suppress(StoreError):
                 self.lease.give()
             if self._asking is not None:
                 self._asking.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            try:
-                taken = self.lease.take()
-                if (waits_for := self.lease.held_by) not in (None, self._waits_for):
-                    self._services.waiting(f"not serving permits yet: waiting for {waits_for}")
-                self._waits_for = waits_for
-                if taken:
-                    asyncio.run(self._serve(stop))
-                else:
-                    stop.wait(min(RETRY_SECONDS / 2, self.lease.seconds / 5))
-            except LeaseLost as lost:
-                log.warning("%s; waiting until it is free again", lost)
-                with suppress(StoreError):
-                    self.lease.give()
-                stop.wait(random.uniform(0, RETRY_SECONDS))  # two that give way to each other must not do so for ever
-            except (StoreError, TimeoutError) as error:
-                log.warning("not serving permits: %s; trying again", error or "reading all objects took too long")
-                stop.wait(RETRY_SECONDS)
-            except OSError as error:
-                if self._services.unheard is None:
-                    raise
-                with suppress(StoreError):
-                    self.lease.give()
-                self._services.unheard(error)
-                stop.wait(self._listening.next_delay())
-            except Exception:
-                log.exception("not serving permits; starting again from the state of the store")
-                stop.wait(RETRY_SECONDS)
+    def _take_turn(self, stop: threading.Event) -> float:
+        """Serve if it is this server's turn; seconds until it tries again. Raises StoreError, and OSError if it cannot
+        listen."""
+        try:
+            taken = self.lease.take()
+            if (waits_for := self.lease.held_by) not in (None, self._waits_for):
+                self._services.waiting(f"not serving permits yet: waiting for {waits_for}")
+            self._waits_for = waits_for
+            if not taken:
+                return min(RETRY_SECONDS / 2, self.lease.seconds / 5)
+            asyncio.run(self._serve(stop))
+            return 0.0
+        except LeaseLost as lost:
+            log.warning("%s; waiting until it is free again", lost)
+            with suppress(StoreError):
+                self.lease.give()
+            return random.uniform(0, RETRY_SECONDS)  # two that give way to each other must not do so for ever
+        except TimeoutError:
+            raise Unavailable("reading all objects took too long") from None
+        except OSError as error:
+            if self._services.unheard is None:
+                raise
+            with suppress(StoreError):
+                self.lease.give()
+            self._services.unheard(error)
+            return self._listening.next_delay()
 
     # -- the life of one lease ---------------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ from devalloc.store import (
     StoreError,
     WriteRejected,
 )
+from devalloc.worker import until_set
 
 log = logging.getLogger(__name__)
 
@@ -574,11 +575,13 @@ class PermitWriter:
 
     async def settled(self, stop: threading.Event) -> None:
         """Wait until all machines can be written, if that does not take long."""
+        stopped = asyncio.ensure_future(until_set(stop))
         for lane in self._lanes.values():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(lane.source.patience):
-                    while lane.is_suspended and not stop.is_set():
-                        await asyncio.sleep(0.02)
+            settled = asyncio.ensure_future(_can_write(lane))
+            patience = lane.source.patience
+            await asyncio.wait({stopped, settled}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            settled.cancel()
+        stopped.cancel()
 
     def settling(self, over: threading.Event, helpers: ThreadPoolExecutor) -> list[Coroutine[Any, Any, None]]:
         """Return what tries, beside the decisions, to write machines that cannot be written, until it is cancelled."""
@@ -604,8 +607,13 @@ class PermitWriter:
                 continue
             backoff.reset()
             self.see(StoreChanges(settled=lane))
-            while lane.is_suspended:
-                await asyncio.sleep(0.02)
+            await _can_write(lane)
+
+
+async def _can_write(lane: _Lane) -> None:
+    """Wait until its machines can be written."""
+    while lane.is_suspended:
+        await asyncio.sleep(0.02)
 
 
 def _is_abandoned(item: _QueuedRequest) -> bool:

@@ -451,20 +451,20 @@ class DeviceClaimAllocator:
         until = self._clock() + self._settings.resync
         if self._solver is not None and self._solver.waiting.has_outdated:
             until = self._clock() + REFRESH_PAUSE
-        while not stop.is_set() and self._clock() < until:
-            due = min(until, self._counted + self._settings.availability) if self._is_behind else until
-            if self.loop.wait_for_change(version, due, stop, self._is_news):
+        if self._is_behind:
+            due = min(until, self._counted + self._settings.availability)
+            if self.loop.wait_for_change(version, due, stop, self._is_news) or stop.is_set():
                 return
-            if self._is_behind and not stop.is_set():
-                objects = self.loop.reading.look().objects
-                self._changed |= self.loop.reading.take_changes()
-                self._surroundings.update(objects, self._changed)
-                asking = {key: obj for key, obj in objects.items() if key.kind in ASKING_KINDS}
-                if self._resting is not None:
-                    asking = self._resting.without_resting(asking)
-                    self._counter.unsettle(self._resting.settled.replaced(objects))
-                self._publish_availability([*asking.values(), *self._surroundings.documents])
-                self._is_behind = False
+            objects = self.loop.reading.look().objects
+            self._changed |= self.loop.reading.take_changes()
+            self._surroundings.update(objects, self._changed)
+            asking = {key: obj for key, obj in objects.items() if key.kind in ASKING_KINDS}
+            if self._resting is not None:
+                asking = self._resting.without_resting(asking)
+                self._counter.unsettle(self._resting.settled.replaced(objects))
+            self._publish_availability([*asking.values(), *self._surroundings.documents])
+            self._is_behind = False
+        self.loop.wait_for_change(version, until, stop, self._is_news)
 
     def _is_news(self, event: Event) -> bool:
         """Whether others wrote something that matters."""

@@ -27,6 +27,7 @@ from devalloc.api.views import ClaimView, MachineView, MigrationView, as_mapping
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
 from devalloc.store import Object
+from devalloc.worker import Again, Why, Worker
 
 RELEASED = "Released"
 NORMAL, WARNING = "Normal", "Warning"
@@ -212,7 +213,8 @@ class EventRecorder:
         self._instance = instance[-128:]
         self._now = now
         self._most_waiting = most_waiting
-        self._condition = threading.Condition()
+        self._mutex = threading.Lock()
+        self._worker: Worker[None, object] = Worker("cannot write events", self._work)
         self._waiting: OrderedDict[_SeriesKey, _QueuedEvent] = OrderedDict()
         self._series: OrderedDict[_SeriesKey, _StoredSeries] = OrderedDict()
         self._number = 0
@@ -223,7 +225,7 @@ class EventRecorder:
     def record(self, happened: Iterable[ObjectEvent]) -> None:
         """Have it written soon. Never waits."""
         now = self._now()
-        with self._condition:
+        with self._mutex:
             for event in happened:
                 key = _series_key(event)
                 if (waiting := self._waiting.get(key)) is not None:
@@ -232,26 +234,33 @@ class EventRecorder:
                     self._waiting[key] = _QueuedEvent(event, 1, now, now)
                 else:
                     self.dropped += 1
-            self._condition.notify()
+        self._worker.add(None)
 
     def run(self, stop: threading.Event) -> None:
         """Write events until ``stop`` is set, and then those that still wait, as long as the API server accepts
         them."""
-        while True:
-            with self._condition:
-                while not self._waiting:
-                    if stop.is_set():
-                        return
-                    self._condition.wait(0.5)
-                key, waiting = self._waiting.popitem(last=False)
-            try:
-                self._write(key, waiting)
-                self.written += 1
-            except Exception as error:  # of whichever client; the loop lives
-                self.dropped += 1
-                log.warning("cannot write an event of %s: %s", waiting.event.regarding.get("name"), error)
-                if stop.is_set():
-                    return
+        self._worker.run(stop)
+        while self._waiting and self._write_next():
+            pass
+
+    def _write_next(self) -> bool:
+        """Write the event that has waited for longest; whether that succeeded."""
+        with self._mutex:
+            key, waiting = self._waiting.popitem(last=False)
+        try:
+            self._write(key, waiting)
+        except Exception as error:  # of whichever client; the loop lives
+            self.dropped += 1
+            log.warning("cannot write an event of %s: %s", waiting.event.regarding.get("name"), error)
+            return False
+        self.written += 1
+        return True
+
+    def _work(self, key: None, why: Why) -> Again | None:
+        if not self._waiting:
+            return None
+        self._write_next()
+        return Again(0.0)
 
     def _write(self, key: _SeriesKey, waiting: _QueuedEvent) -> None:
         path = f"/apis/events.k8s.io/v1/namespaces/{quote(_namespace(waiting.event), safe='')}/events"

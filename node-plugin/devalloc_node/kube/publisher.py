@@ -18,11 +18,11 @@ from typing import Any
 from devalloc.api.dedicated_pools import dedicated_pool_name
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.backoff import Backoff
 from devalloc.inventory.discover import Discovery
 from devalloc.inventory.watch import EventSource, InventoryWatcher, WatchSettings
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
+from devalloc.worker import FAILED, UNTRIED, Again, Pace, Why, Worker, repeat
 from devalloc_node.kube.slices import SliceFeatures, SlicePool, object_name, slices_of_pool
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -77,13 +77,9 @@ def _stored_slice(client: Client, driver: str, node: str, content: Object) -> An
 
 log = logging.getLogger(__name__)
 
-REPAIR_SECONDS = 1.0
-"""Least time between two repairs of what others changed, doubled for each that follows at once: two versions of the
-plugin that disagree must not write in turns."""
-MAX_REPAIR_SECONDS = 30.0
-RETRY_SECONDS = 1.0
-"""After an error, doubled each time."""
-MAX_RETRY_SECONDS = 60.0
+RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
+"""The pause after an error, or after a repair of what others changed, doubled for each that follows at once: two
+versions of the plugin that disagree must not write in turns."""
 FEATURES_SECONDS = 600.0
 """How long an answer to what the API server keeps counts: of several servers one may have been started with others."""
 
@@ -122,7 +118,10 @@ class SlicePublisher:
         self._wanted: tuple[DevicePool, ...] | None = None
         self._published = PublishStatus()
         self._changed = threading.Condition()
-        self._dirty = False
+        self._attempted: tuple[DevicePool, ...] | None = None
+        """What was wanted at the last attempt."""
+        pace = Pace(RETRY_SECONDS, MAX_RETRY_SECONDS)
+        self._worker: Worker[None, object] = Worker("cannot publish the ResourceSlices", self._work, pace=pace)
         self._written: dict[str, tuple[str, int]] = {}
         """UID and resource version of the slices as we saw or wrote them last."""
 
@@ -132,16 +131,14 @@ class SlicePublisher:
 
     def set(self, pools: Sequence[DevicePool]) -> None:
         """What the node has now. Returns at once; the slices follow."""
-        with self._changed:
-            self._wanted = tuple(pools)
-            self._dirty = True
-            self._changed.notify_all()
+        self._wanted = tuple(pools)
+        self._worker.add(None)
 
     @property
     def loops(self) -> tuple[Callable[[threading.Event], None], Callable[[threading.Event], None]]:
         """To be run in threads of their own until the event is set. Nothing is written before the first ``set``, and
         the slices stay when the loops end: the next instance goes on with them."""
-        return self._keep, self._watch
+        return self._worker.run, self._watch
 
     def wait(self, condition: Callable[[PublishStatus], bool], seconds: float) -> bool:
         """Wait until what is published is so; False when it is not in time."""
@@ -267,44 +264,24 @@ class SlicePublisher:
 
     # -- loops ---------------------------------------------------------------------------------------------------------
 
-    def _keep(self, stop: threading.Event) -> None:
-        """Publish whenever there is something to publish."""
-        threading.Thread(target=self._wake_at, args=(stop,), name="slices-stop", daemon=True).start()
-        attempted: tuple[DevicePool, ...] | None = None
-        not_before, repair = 0.0, REPAIR_SECONDS
-        repairs, retries = Backoff(REPAIR_SECONDS, MAX_REPAIR_SECONDS), Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
-        while True:
-            with self._changed:
-                while not stop.is_set() and (self._wanted is attempted or not self._dirty):
-                    pause = not_before - time.monotonic()
-                    if self._dirty and pause <= 0:
-                        break
-                    self._changed.wait(pause if self._dirty else None)
-                if stop.is_set():
-                    return
-                wanted, self._dirty = self._wanted, False
-            if wanted is None:  # nothing to publish yet
-                continue
-            started = time.monotonic()
-            if wanted is not attempted or started >= not_before + repair:
-                repairs.reset()
-            repair = repairs.next_delay()
-            attempted, not_before = wanted, started + repair
-            published = self._attempt(wanted)
-            if published.error is None:
-                retries.reset()
-            else:
-                not_before = time.monotonic() + retries.next_delay()
-                self._failed()
-            with self._changed:
-                self._dirty = self._dirty or published.error is not None
-                self._published = published
-                self._changed.notify_all()
-
-    def _wake_at(self, stop: threading.Event) -> None:
-        stop.wait()
+    def _work(self, key: None, why: Why) -> Again | None:
+        """Publish what there is to publish."""
+        if (wanted := self._wanted) is None:
+            return None
+        is_new, self._attempted = wanted is not self._attempted, wanted
+        if why is Why.ADDED and not is_new:
+            if not self._worker.failures(None):  # else it has its pause
+                self._worker.add(None, RETRY_SECONDS)  # slices are wiped one by one
+            return UNTRIED
+        before, published = self._published, self._attempt(wanted)
+        if published.error is not None:
+            self._failed()
         with self._changed:
+            self._published = published
             self._changed.notify_all()
+        if published.error is not None:
+            return FAILED
+        return None if is_new or published.writes == before.writes else FAILED  # after a repair it is looked at again
 
     def _attempt(self, pools: Sequence[DevicePool]) -> PublishStatus:
         before = self._published
@@ -328,25 +305,29 @@ class SlicePublisher:
 
     def _watch(self, stop: threading.Event) -> None:
         """Look whether the slices are still what we wrote. Ends when the server lets go of the watch."""
-        version, pause = "", 0.0
-        while not stop.wait(pause):
-            pause = RETRY_SECONDS
+        version = ""
+
+        def watch() -> float | None:
+            nonlocal version
             try:
                 if not version:
                     listed = self._client.get(SLICES, self._selector())
                     version = listed["metadata"]["resourceVersion"]
-                    self._touch()
+                    self._worker.add(None)
                 for event in self._client.watch(SLICES, self._selector(), version, stop):
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK" and self._is_foreign(event):
-                        self._touch()
-                pause = 0.0
+                        self._worker.add(None)
                 if time.monotonic() >= self._ask_features_at:
-                    self._touch()
+                    self._worker.add(None)
             except (ApiError, KeyError, TypeError, ValueError) as error:
                 log.debug("watching slices: %s", error)
                 version = ""
                 self._ask_features_at = 0.0  # a server that was started anew may have others
+                return None
+            return 0.0
+
+        repeat(stop, watch, RETRY_SECONDS, "cannot watch the ResourceSlices")
 
     def _is_foreign(self, event: Object) -> bool:
         """Whether it is not the echo of what we wrote. While we write, it is looked at again afterwards."""
@@ -356,11 +337,6 @@ class SlicePublisher:
         if event["type"] == "DELETED":
             return written is not None and written[0] == uid
         return written is None or written[0] != uid or written[1] < version
-
-    def _touch(self) -> None:
-        with self._changed:
-            self._dirty = True
-            self._changed.notify_all()
 
     def _selector(self) -> dict[str, str]:
         return {"fieldSelector": f"spec.nodeName={self._node},spec.driver={self._driver}"}

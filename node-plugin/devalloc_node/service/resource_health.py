@@ -71,7 +71,7 @@ class ResourceHealth:
                 f"{_LISTENERS} listeners are connected, which is the maximum; close one",
             )
         try:
-            while context.is_active() and not self._stopped.is_set():
+            while self._is_served(context):
                 checkup = self._feed.snapshot()
                 yield _listed(messages, checkup.devices, self._most_bytes)
                 self._wait(checkup.version, context)
@@ -81,9 +81,12 @@ class ResourceHealth:
     def _wait(self, version: int, context: grpc.ServicerContext) -> None:
         """Wait for a change, or until the listener has gone."""
         until = time.monotonic() + self._repeat
-        while (left := until - time.monotonic()) > 0 and context.is_active() and not self._stopped.is_set():
+        while (left := until - time.monotonic()) > 0 and self._is_served(context):
             if self._feed.wait(version, min(left, _POLL_SECONDS)):
                 return
+
+    def _is_served(self, context: grpc.ServicerContext) -> bool:
+        return context.is_active() and not self._stopped.is_set()
 
 
 def _listed(messages: ModuleType, devices: tuple[DeviceHealth, ...], most_bytes: int) -> Any:

@@ -107,6 +107,11 @@ def server() -> Server:
     return Server()
 
 
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "RETRY_SECONDS", 0.01)
+
+
 @pytest.fixture
 def one(server: Server) -> SlicePublisher:
     return SlicePublisher(cast(Client, server), "devalloc.io", "node-a")
@@ -130,8 +135,6 @@ def test_features_that_are_switched_on_later_are_used(
     server: Server, one: SlicePublisher, pools: list[DevicePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For that API servers are started anew, which ends the watch; or that of another one does not end."""
-    monkeypatch.setattr(publishing, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(publishing, "REPAIR_SECONDS", 0.01)
 
     def has_counters() -> bool:
         return any("sharedCounters" in content["spec"] for content in [*server.slices.values()])
@@ -182,10 +185,7 @@ def test_a_slice_that_may_not_be_removed_holds_up_no_other_pool(
     assert {each["spec"]["pool"]["name"] for each in server.slices.values()} == {each.metadata.name for each in pools}
 
 
-def test_each_failed_attempt_is_reported(
-    server: Server, pools: list[DevicePool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publishing, "RETRY_SECONDS", 0.01)
+def test_each_failed_attempt_is_reported(server: Server, pools: list[DevicePool]) -> None:
     failures: list[str | None] = []
 
     def failed() -> None:
