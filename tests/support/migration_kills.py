@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, Protocol
 from unittest.mock import patch
 
-import devalloc_node.node as node_module
+import devalloc_node.machines as machines_module
 from devalloc.api import meta
 from devalloc.api.views import MachineView, MigrationView
 from devalloc.cli.node_wiring import store_source
@@ -240,7 +240,7 @@ class TwoPlugins:
         )
         store: Any = GatedStore(SQLiteStore(self.store), gate)
         with (
-            patch.object(node_module, "MachineLifecycle", lifecycle),
+            patch.object(machines_module, "MachineLifecycle", lifecycle),
             self.seams(gate),
             open_node(settings, host, store_source(store, name)) as node,
         ):
