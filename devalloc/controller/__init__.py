@@ -6,6 +6,6 @@
 - ``cordon``, ``manifest_apply``: changes that users ask for
 - ``leader``: one of several controllers leads
 - ``permits``: the permit server
-- ``overview``, ``page``, ``fleet_monitor``: the fleet at a glance
+- ``overview``, ``page``: the fleet at a glance
 - ``http_endpoints``, ``authorization``, ``metrics``: what is served over HTTP, and to whom
 """

@@ -22,13 +22,14 @@ from devalloc.api.views import ClaimView
 from devalloc.controller import http_endpoints
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
 from devalloc.controller.fencing_program import FencingSettings, NodeFencer
-from devalloc.controller.fleet_monitor import FleetMonitor
 from devalloc.controller.http_endpoints import HttpSite, SitePage
 from devalloc.controller.leader.election import LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection, Loop
 from devalloc.controller.leader.lease import Lease, LeaseTerm
 from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.overview.cache import OverviewCache
+from devalloc.controller.overview.fleet_monitor import FleetMonitor
+from devalloc.controller.overview.metrics import FleetCollector
 from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.permits.neon_vms import NEON_MACHINES, NeonMachines
@@ -45,6 +46,7 @@ from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
 from devalloc.controller.unserved_machines import UnservedMachines
 from devalloc.controller.usage import UsageAccountant
+from devalloc.controller.usage.metrics import UsageCollector
 from devalloc.controller.usage.report import GROUPINGS, grouped, parse_month, read_report, report_json
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.store import Object, StoreError
@@ -190,9 +192,14 @@ class ClusterProcess:
             self.recorder,
             client.requests,
             self._searched,
-            ready=lambda: self._seen().unready(time.monotonic()) is None,
-            seen=lambda: self.monitor.seen,
-            usage=lambda: {} if self._usage is None else self._usage.counters,
+            parts=(
+                FleetCollector(
+                    lambda: self._seen().unready(time.monotonic()) is None,
+                    lambda: self.controller.state == "leading",
+                    lambda: self.monitor.seen,
+                ),
+                UsageCollector(lambda: {} if self._usage is None else self._usage.counters),
+            ),
             fencing=lambda: None if self._fencer is None else self._fencer.counts,
         )
         self.allocator = DeviceClaimAllocator(

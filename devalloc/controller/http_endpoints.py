@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from devalloc.controller.authorization import REFILL_SECONDS, Authorizer, BoundedAuthorizer, RateLimitedAuthorizer
-from devalloc.controller.permits.settings import server_tls
-from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, bearer_token
+from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, bearer_token, server_tls
 from devalloc.net.localhost import is_loopback
 from devalloc.worker import until_set
 

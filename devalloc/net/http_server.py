@@ -360,3 +360,17 @@ class _ConnectionGuard(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def server_tls(certificate: str, key: str, clients: str | None = None) -> ssl.SSLContext:
+    """A TLS context from PEM files. ``clients``: the authorities whose certificates those who ask must have.
+
+    Raises OSError and ssl.SSLError.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    if clients is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(clients)
+    return context

@@ -14,8 +14,8 @@ import pytest
 from devalloc.api.adopted_pools import ADOPTED_AT, rule_manifest
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 from devalloc.cli.main import run
-from devalloc.controller import fleet_monitor
 from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
+from devalloc.controller.overview import fleet_monitor
 from devalloc.controller.reconcile.resource_claims import adoption
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_claims, kube_controllers, kube_node

@@ -23,8 +23,7 @@ import pytest
 from devalloc.controller.permits import Host, Settings
 from devalloc.controller.permits.ledger import CanMigrate
 from devalloc.controller.permits.migration import MigrationEnd
-from devalloc.controller.permits.settings import server_tls
-from devalloc.net.http_server import _ConnectionGuard
+from devalloc.net.http_server import _ConnectionGuard, server_tls
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra

@@ -393,7 +393,7 @@ def _certificate_problem(certificate: Path, key: Path) -> str:
     """Why the files cannot be served. They may be added or repaired later; meanwhile claims are allocated anyway."""
     import ssl
 
-    from devalloc.controller.permits.settings import server_tls
+    from devalloc.net.http_server import server_tls
 
     try:
         server_tls(str(certificate), str(key))
@@ -406,7 +406,7 @@ def _tls(host: str, certificate: Path | None, key: Path | None) -> ssl.SSLContex
     import ssl
 
     from devalloc.controller.certificate import self_signed
-    from devalloc.controller.permits.settings import server_tls
+    from devalloc.net.http_server import server_tls
 
     if (certificate is None) != (key is None):
         raise BadInput("--tls-certificate and --tls-key must be given together")

@@ -9,6 +9,7 @@ devices comes from ``devalloc.controller.reconcile.availability``, as ``DevicePo
 - ``claims``, ``alarms``: claims, machines and quotas; what is wrong
 - ``picture``: racks of nodes, and cards as bars of their parts
 - ``cache``: the overview of a store, computed again when something changed
+- ``fleet_monitor``: the overview that a controller has, again and again; ``metrics``: what Prometheus gets of it
 """
 
 from __future__ import annotations

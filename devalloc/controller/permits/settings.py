@@ -97,17 +97,3 @@ class Settings(PermitArithmetic):
                 f"on {self.host} anyone could request permits: give a token, or a TLS context that verifies clients, "
                 "or listen on 127.0.0.1"
             )
-
-
-def server_tls(certificate: str, key: str, clients: str | None = None) -> ssl.SSLContext:
-    """A TLS context from PEM files. ``clients``: the authorities whose certificates those who ask must have.
-
-    Raises OSError and ssl.SSLError.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
-    if clients is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(clients)
-    return context

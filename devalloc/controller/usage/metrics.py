@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from devalloc.controller.usage.ledger import CounterKey, UsageTotal
 
 
-class UsageCollector:
+class UsageCollector(Collector):
     """A collector of counters as they are written down. ``MAX_LABELS`` of the ledger bounds the series."""
 
     def __init__(self, counters: Callable[[], Mapping[CounterKey, UsageTotal]]) -> None:

@@ -16,6 +16,7 @@ from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.overview import Overview, build_overview
 from devalloc.controller.overview.cache import CachedOverview
 from devalloc.controller.overview.claims import DRIVER
+from devalloc.controller.overview.metrics import FleetCollector
 from devalloc.controller.page.view import PageQuery, overview_view
 from devalloc.controller.reconcile.availability import count_fleet
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
@@ -60,7 +61,8 @@ def claim_named(documents: list[Object], name: str) -> Object:
 def lost_devices_of(overview: Overview) -> dict[str, float]:
     seen = CachedOverview("1", overview, datetime.now(UTC))
     recorder = EventRecorder(FakeClient(FakeKube()), "one")
-    text = ControllerMetrics(lambda: True, recorder, dict, seen=lambda: seen).text().decode()
+    fleet = FleetCollector(lambda: True, lambda: True, lambda: seen)
+    text = ControllerMetrics(lambda: True, recorder, dict, parts=[fleet]).text().decode()
     (family,) = (one for one in text_string_to_metric_families(text) if one.name == "devalloc_lost_devices")
     return {sample.labels["kind"]: sample.value for sample in family.samples}
 

@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import pytest
 
 from devalloc.api import cordon
-from devalloc.controller import fleet_monitor
-from devalloc.controller.fleet_monitor import FleetMonitor
-from devalloc.controller.metrics import MAX_NAMESPACES, ControllerMetrics
-from devalloc.controller.overview import build_overview
+from devalloc.controller.metrics import ControllerMetrics
+from devalloc.controller.overview import build_overview, fleet_monitor
 from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.overview.fleet_monitor import FleetMonitor
+from devalloc.controller.overview.metrics import MAX_NAMESPACES, FleetCollector
 from devalloc.controller.reconcile.events import EventRecorder, ObjectEvent
 from devalloc.store import Listing
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -261,10 +261,13 @@ def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def shown(*documents: Object, leads: Callable[[], bool] = lambda: True, **more: Any) -> dict[str, float]:
+def shown(
+    *documents: Object, leads: Callable[[], bool] = lambda: True, ready: Callable[[], bool] = lambda: True
+) -> dict[str, float]:
     recorder = EventRecorder(FakeClient(FakeKube()), "one")
     seen = CachedOverview("1", build_overview(documents), NOW)
-    return values(ControllerMetrics(leads, recorder, dict, seen=lambda: seen, **more).text().decode())
+    fleet = FleetCollector(ready, leads, lambda: seen)
+    return values(ControllerMetrics(leads, recorder, dict, parts=[fleet]).text().decode())
 
 
 def labelled(metrics: dict[str, float], name: str) -> dict[str, float]:

@@ -11,9 +11,10 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.cordon import unschedulable_nodes
 from devalloc.api.fencing import fenced_nodes
-from devalloc.controller.metrics import MAX_NODES, OTHER_NODES, ControllerMetrics
+from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.overview import build_overview, node_statuses
 from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.overview.metrics import MAX_NODES, OTHER_NODES, FleetCollector
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.fenced import held_objects
 from devalloc_solver import testing
@@ -122,7 +123,8 @@ def lost_in_metrics(
 ) -> dict[str, str]:
     seen = CachedOverview("1", build_overview(documents, unserved=unserved or {}), datetime.now(UTC))
     recorder = EventRecorder(FakeClient(FakeKube()), "one")
-    text = ControllerMetrics(lambda: True, recorder, dict, seen=lambda: seen).text().decode()
+    fleet = FleetCollector(lambda: True, lambda: True, lambda: seen)
+    text = ControllerMetrics(lambda: True, recorder, dict, parts=[fleet]).text().decode()
     lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
     return {line.partition('node="')[2].partition('"')[0]: line.rpartition(" ")[2] for line in lines}
 

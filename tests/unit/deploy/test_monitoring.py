@@ -20,9 +20,11 @@ from devalloc.api import meta
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.overview import build_overview
 from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.overview.metrics import FleetCollector
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
+from devalloc.controller.usage.metrics import UsageCollector
 from devalloc.store import Key
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine_service.metrics import guest_metrics, machine_metrics
@@ -72,7 +74,8 @@ def of_controller() -> str:
     overview = build_overview(documents, unserved={"b": "its plugin has ended"})
     seen = CachedOverview("1", overview, datetime.now(UTC))
     recorder = EventRecorder(FakeClient(FakeKube()), "one")
-    metrics = ControllerMetrics(lambda: True, recorder, lambda: {("GET", 200): 1}, seen=lambda: seen)
+    parts = (FleetCollector(lambda: True, lambda: True, lambda: seen), UsageCollector(dict))
+    metrics = ControllerMetrics(lambda: True, recorder, lambda: {("GET", 200): 1}, parts=parts)
     key = Key("DeviceClaim", "default", "a")
     metrics.count(DeviceClaimRound("1", 1, 1, 0, [key], [], 1, 1, 1, True, [], True, 0.1))
     metrics.count_resources(ResourceRound(1, 0, [Key("ResourceClaim", "default", "r")], 0.1))

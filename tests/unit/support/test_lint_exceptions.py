@@ -39,8 +39,8 @@ LEFT_TO_CUT = {
     "cellar: objects and facts know nothing above": 0,
     "devices know no machines": 0,
     "warm setups are a part: only programs name them": 0,
-    "the controller knows no machines: what scales and moves them stands on it": 10,
-    "pages and usage are parts: nothing that allocates knows them": 12,
+    "the controller knows no machines: what scales and moves them stands on it": 0,
+    "pages and usage are parts: nothing that allocates knows them": 0,
     "decisions on permits do no I/O and know no NeonVM": 4,
     "one queue: nothing else paces, watches or tries again": 16,
 }
