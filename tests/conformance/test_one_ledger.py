@@ -20,6 +20,7 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.capacity import discover_capacity
 from devalloc.store import Conflict, Store
 from devalloc_node.deadline import Deadline
+from devalloc_node.machines import machines_of
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.host_pools import host
 from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu
@@ -121,7 +122,7 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: NodeWith
 
     def taken() -> int:
         """All that is promised at one moment, to machines with an object and without."""
-        with instance.machines.still((), Deadline.after(30)) as others:
+        with machines_of(instance).machines.still((), Deadline.after(30)) as others:
             records = [read_vm(obj) for obj in node.store.list([KIND]).objects]
         scaled = [max(one.least.cpu, one.permit.cpu if one.permit else 0) for one in records if one is not None]
         return sum(scaled) + sum(use.cpu for use in others)
