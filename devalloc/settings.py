@@ -24,7 +24,7 @@ class BadSetting(ValueError):
 
     def __init__(self, flag: str, text: str) -> None:
         """``text``: the rest of a sentence that begins with the option, or with a colon what is wrong."""
-        super().__init__(f"{flag}{text}" if text.startswith(":") else f"{flag} {text}")
+        super().__init__(f"{flag}{text}" if text.startswith(": ") else f"{flag} {text}")
         self.flag = flag
 
 

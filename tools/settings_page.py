@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from devalloc.cli.verbs.controller import ControllerOptions
-from devalloc.cli.verbs.node import NodeOptions
 from devalloc.cli.verbs.permit_proxy import PermitProxyOptions
-from devalloc.cli.verbs.up import UpOptions
+from devalloc.programs.controller import ControllerOptions
+from devalloc.programs.node import NodeOptions
+from devalloc.programs.up import UpOptions
 from devalloc.settings import OneOf, Setting, Whole, declarations, summary_of, title_of
 from devalloc_node.guest.settings import MonitorSettings
 

@@ -21,6 +21,7 @@ import click
 import devalloc.settings
 from devalloc.cli.terminal import print_lines, print_note
 from devalloc.printable import printable, printable_lines
+from devalloc.program import ProgramFailed
 from devalloc.settings import BadSetting, summary_of, title_of
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -391,7 +392,7 @@ def translate_error(error: Exception) -> click.ClickException:
         from devalloc.cli.role_hints import role_hint
 
         return CommandFailed(f"{error}{role_hint(str(error))}")
-    if isinstance(error, StoreError | CapacityError):
+    if isinstance(error, StoreError | CapacityError | ProgramFailed):
         return CommandFailed(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("devalloc."):
         return CommandFailed(

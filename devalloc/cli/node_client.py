@@ -14,16 +14,15 @@ import click
 
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration
 from devalloc.cli.render.output import enum_text
-from devalloc.cli.storage import is_default_store, node_state_folder
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.printable import printable
+from devalloc.programs.settings import DEFAULT_SOCKET, is_default_store, node_state_folder
 
 if TYPE_CHECKING:
     from devalloc_node.pb.node_pb2 import ClaimRef, MachineRef, Result
     from devalloc_node.pb.node_pb2_grpc import NodeStub
     from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 
-DEFAULT_SOCKET = Path("/run/devalloc/node.sock")
 _STORE = "devalloc.cli.node_client.store"
 MAX_MESSAGE = 64 * 1024 * 1024
 """Maximum bytes of a reply: enough for the devices of a large node."""

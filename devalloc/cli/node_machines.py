@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from devalloc.inventory.capacity import CapacityConfig
     from devalloc.inventory.capacity.machines import MachineUsage
     from devalloc.inventory.capacity.status import HostStatus
-    from devalloc.store import Store
     from devalloc_node.pb.node_pb2 import Amounts, Machine
 
 
@@ -217,17 +216,6 @@ def capacity_status(
     uses += others.uses
     reported = host_status(host, lambda: uses, stores_of(host), gpus=lambda: gpu_status(pools, held=held))
     return replace(reported, problems=(*reported.problems, *problems))
-
-
-def machines_with_disk(objects: Store, node_name: str) -> list[VirtualMachine]:
-    """The machines of a node that reserve disk. Raises StoreError."""
-    from devalloc.api.decode import decode
-    from devalloc.api.views import MachineView
-    from devalloc.api.virtual_machine import VirtualMachine
-
-    listed = objects.list("VirtualMachine").objects
-    some = (obj for obj in listed if "disk" in obj["spec"] and MachineView(obj).node == node_name)
-    return [each for each in (decode(obj).object for obj in some) if isinstance(each, VirtualMachine)]
 
 
 def _machines_in_store(

@@ -11,9 +11,9 @@ import click
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.documents import ManifestDocuments, read_manifests
-from devalloc.cli.storage import store_path
 from devalloc.cli.target import StoreTarget, open_target
 from devalloc.cli.terminal import print_note
+from devalloc.programs.settings import store_path
 
 if TYPE_CHECKING:
     from devalloc.cli.documents import ManifestDocuments

@@ -10,27 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from devalloc.cli.command import BadInput, CommandFailed
+from devalloc.cli.command import CommandFailed
+from devalloc.programs.settings import is_default_store, store_path
 
 if TYPE_CHECKING:
     from devalloc.cli.served_store import ServedStore
-
-
-def store_path(path: Path | None) -> Path:
-    """The given path, or this user's default."""
-    from devalloc.store.paths import default_path
-
-    if path is not None and not path.name:
-        raise BadInput(f"--store must name a file, not {str(path)!r}")
-    return path if path is not None else default_path()
-
-
-def is_default_store(store: Path) -> bool:
-    """Whether it is this user's default store, regardless of the environment."""
-
-    from devalloc.store.paths import STORE_VARIABLE, default_path
-
-    return store == default_path({name: value for name, value in os.environ.items() if name != STORE_VARIABLE})
 
 
 def root_store_note(store: Path) -> str:
@@ -41,11 +25,6 @@ def root_store_note(store: Path) -> str:
     folder = paths.ROOT_STORE.parent
     is_own = os.geteuid() != 0 and is_default_store(store)
     return f" (root has its own in {folder}: {paths.as_root()})" if is_own and folder.is_dir() else ""
-
-
-def node_state_folder(path: Path | None, store: Path) -> Path:
-    """The given state folder of the node plugin, or the one beside the store."""
-    return (path if path is not None else store.parent / "node").absolute()
 
 
 def _takes_kubeconfig() -> bool:

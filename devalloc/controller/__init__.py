@@ -1,6 +1,5 @@
 """The programs that act on a store: publish devices, allocate claims, grant permits, show the fleet.
 
-- ``standalone``: everything on one machine in one process; ``cluster_process``: one controller on a cluster
 - ``reconcile``: the loops that allocate, for DeviceClaims, ResourceClaims and machines
 - ``host_inventory``, ``pool_publisher``: from the inventory of this host to DevicePools
 - ``cordon``, ``manifest_apply``: changes that users ask for

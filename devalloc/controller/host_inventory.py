@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.pool_publisher import PoolPublisher, PublishLock, PublishResult
 from devalloc.controller.reconcile.availability import device_names_held_on
@@ -47,8 +49,6 @@ class InventorySource:
     """It is that of `devalloc up`, which marks its pools (``PoolPublisher``)."""
     with_plugin: bool = False
     """The same process runs the node's plugin, which knows what is prepared and what is withheld."""
-    stop_plugin: Callable[[], bool] = lambda: True
-    """Stops the plugin of the same process, which may start machines until then; False if it has not ended."""
     previous_name: str | None = None
     """Under which name this host's node plugin last served; None: none has."""
 
@@ -223,3 +223,10 @@ def with_host_pool(
         return replace(devices, pools=[*devices.pools, last], problems=[*devices.problems, *problems])
 
     return look_with_host
+
+
+def machines_with_disk(objects: Store, node_name: str) -> list[VirtualMachine]:
+    """The machines of a node that reserve disk. Raises StoreError."""
+    listed = objects.list("VirtualMachine").objects
+    some = (obj for obj in listed if "disk" in obj["spec"] and MachineView(obj).node == node_name)
+    return [each for each in (decode(obj).object for obj in some) if isinstance(each, VirtualMachine)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from devalloc.settings import OneOf, PathTo, Setting, parse_duration, parse_interval
+import os
+from pathlib import Path
+
+from devalloc.settings import BadSetting, OneOf, PathTo, Setting, parse_duration, parse_interval
 from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT, POLICIES
 
 STORE = Setting(
@@ -56,3 +59,47 @@ HOST_CAPACITY = Setting(
     env="DEVALLOC_HOST_CAPACITY",
     usual=True,
 )
+DEFAULT_SOCKET = Path("/run/devalloc/node.sock")
+"""Where root's node plugin serves the default store."""
+TOKEN_FILE = "page-token"
+"""Name of the token's file, beside the store."""
+PAGE = Setting(
+    "Serve a page with nodes, devices, claims and machines here, such as 127.0.0.1:10301. It asks for a token; a new "
+    f"one is printed at every start and kept in {TOKEN_FILE} beside the store. Addresses other than those of this "
+    "machine itself use TLS.",
+    flag="--page",
+    metavar="HOST:PORT",
+    usual=True,
+)
+
+
+def store_path(path: Path | None) -> Path:
+    """The given path, or this user's default."""
+    from devalloc.store.paths import default_path
+
+    if path is not None and not path.name:
+        raise BadSetting("--store", f"must name a file, not {str(path)!r}")
+    return path if path is not None else default_path()
+
+
+def is_default_store(store: Path) -> bool:
+    """Whether it is this user's default store, regardless of the environment."""
+
+    from devalloc.store.paths import STORE_VARIABLE, default_path
+
+    return store == default_path({name: value for name, value in os.environ.items() if name != STORE_VARIABLE})
+
+
+def node_state_folder(path: Path | None, store: Path) -> Path:
+    """The given state folder of the node plugin, or the one beside the store."""
+    return (path if path is not None else store.parent / "node").absolute()
+
+
+def host_and_port(text: str, option: str = "--listen", example: str = "0.0.0.0:10301") -> tuple[str, int] | None:
+    """The parts of HOST:PORT; None for an empty text. Raises BadSetting."""
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise BadSetting(option, f"must be HOST:PORT such as {example}, not {text!r}")
+    return host.strip("[]"), int(port)

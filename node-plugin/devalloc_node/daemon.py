@@ -14,23 +14,21 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty
 
+from devalloc.program import Loop, Program, run
 from devalloc.version import VERSION
-from devalloc.worker import DONE, repeat
+from devalloc.worker import DONE, Again, Pace, Why, Worker, repeat
 from devalloc_node.claims.cleanup import ReconcileReport
-from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError, raise_first
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import audit_log
 from devalloc_node.journal.sqlite import NODE_NAME
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, metrics_served
-from devalloc_node.node import Node, NodeCommand
-from devalloc_node.parts import Loop
+from devalloc_node.node import Node
 from devalloc_node.service.kubelet_sockets import KubeletPaths, KubeletSockets, kubelet_paths
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import open_proxy
@@ -119,9 +117,6 @@ SETTLE_SECONDS, MAX_SETTLE_SECONDS = 1.0, 30.0
 _UNSETTLED = "nothing is published before it is known whether this node was fenced"
 LOOP_SECONDS = 2.0
 """How long a stop waits for all loops. What they leave unfinished is in the journal, or was not begun."""
-_SIGNAL_SECONDS = 1.0
-"""How long the main thread sleeps at most. Only it runs Python's signal handlers, but the kernel may wake another
-thread for a signal, for example if SIGTERM comes right after SIGSTOP and SIGCONT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,27 +131,16 @@ class Publisher:
     Raises Denied if that is in use, and Failed."""
 
 
-def run_daemon(
+def daemon(
     node: Node, publishing: Publisher | None = None, say: Announce = log.info, *, extra_loops: Sequence[Loop] = ()
-) -> None:
-    """Recover what a crash left, then serve until ``Node.stop``. ``extra_loops``: what else is to go on meanwhile.
+) -> Program:
+    """Recover what a crash left, and serve. ``extra_loops``: what else is to go on meanwhile.
 
-    Raises Denied and Failed if it cannot serve a socket or write the audit log, and the error that first ended a loop.
+    Raises Denied and Failed if it cannot serve a socket or write the audit log.
     """
     publishing = publishing or Publisher()
     _raise_file_limit()
     node.inventory.rescan = publishing.rescan
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def guarded(loop: Loop) -> None:
-        """A loop that ends with an error ends everything."""
-        try:
-            loop(stop)
-        except BaseException as error:
-            failures.append(error)
-            node.stop()
-
     with ExitStack() as stack:
         try:
             stack.enter_context(audit_log.to_file(node.settings.state / "audit.log"))
@@ -178,23 +162,34 @@ def run_daemon(
             log.warning("%s: %s", _UNSETTLED, error)
             published = [partial(_when_settled, node, one) for one in publishing.loops]
         stack.enter_context(serving(node, say))
+        claims = _claim_worker(node, say)
+
+        def rescan() -> None:
+            node.health.poke()
+            node.inventory.republish()
+            claims.add(None)
+
+        def wake(stop: threading.Event) -> None:
+            stop.wait()
+            node.claims_changed()
+
         own: list[Loop] = [
+            claims.run,
+            wake,
             node.health.run,
             node.condition_reporter.run,
             *(loop for part in node.parts for loop in part.loops()),
         ]
         node.reconciler.look()
         loops = [*own, *published, *extra_loops]
-        threads = [threading.Thread(target=guarded, args=(loop,), daemon=True) for loop in loops]
-        for thread in threads:
-            thread.start()
-        _reconcile(node, say)
-        stop.set()
-        node.claims_changed()
-        until = Deadline.after(LOOP_SECONDS)
-        for thread in threads:
-            thread.join(until.seconds)
-    raise_first(failures)
+        return Program(parts=stack.pop_all(), loops=loops, rescan=rescan, grace=(LOOP_SECONDS, 0.0))
+
+
+def run_daemon(
+    node: Node, publishing: Publisher | None = None, say: Announce = log.info, *, extra_loops: Sequence[Loop] = ()
+) -> None:
+    """Run ``daemon`` until ``Node.stop``. Raises as it does, and the error that first ended a loop."""
+    run(daemon(node, publishing, say, extra_loops=extra_loops), node.control)
 
 
 def _refuse_another_name(node: Node) -> None:
@@ -265,41 +260,24 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _reconcile(node: Node, say: Announce) -> None:
-    """Look at the claims now, now and then, and when asked to, until ``stop``."""
-    pause = 0.0
-    while True:
-        message = _next_message(node, Deadline.after(pause))
-        if message == "stop":
-            return
-        if message == "rescan":
-            node.health.poke()
-            node.inventory.republish()
-        pause = node.settings.resync
-        node.reconciling_since = time.monotonic()
-        try:
-            node.journal.refuse_lost()
-            before, report = node.reconciler.gone, node.reconciler.reconcile()
-            if report.removed:
-                node.metrics.removed("claim", len(report.removed))
-            if report.finished or report.removed or before != node.reconciler.gone:
-                node.claims_changed()
-            _announce_report(report, say)
-        except NodeError as error:
-            log.error("cannot reconcile claims; trying again in %.0f s: %s", node.settings.resync, error)
-        except Exception:
-            log.exception("cannot reconcile claims; trying again in %.0f s", node.settings.resync)
-        finally:
-            node.reconciling_since = None
+def _claim_worker(node: Node, say: Announce) -> Worker[None, None]:
+    """Looks at the claims now, now and then, and when its key is added."""
 
+    def look(_: None, why: Why) -> Again:
+        node.journal.refuse_lost()
+        before, report = node.reconciler.gone, node.reconciler.reconcile()
+        if report.removed:
+            node.metrics.removed("claim", len(report.removed))
+        if report.finished or report.removed or before != node.reconciler.gone:
+            node.claims_changed()
+        _announce_report(report, say)
+        return Again(node.settings.resync)
 
-def _next_message(node: Node, deadline: Deadline) -> NodeCommand | None:
-    """None if there is none before the deadline."""
-    while True:
-        with suppress(Empty):
-            return node.messages.get(timeout=deadline.capped(_SIGNAL_SECONDS).seconds)
-        if deadline.passed:
-            return None
+    seconds = node.settings.resync
+    worker = Worker[None, None]("cannot reconcile claims", look, pace=Pace(seconds, seconds, expected=(NodeError,)))
+    worker.add(None)
+    node.rounds.append(lambda: worker.began)
+    return worker
 
 
 def _announce_report(report: ReconcileReport, say: Announce) -> None:

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
-from typing import Literal
 
 from devalloc.api.pool import DevicePool
 from devalloc.inventory import pci
@@ -18,6 +16,7 @@ from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.discover import Discovery, discover
 from devalloc.inventory.pci import BarSizes
+from devalloc.program import Control
 from devalloc.service_manager import Round
 from devalloc_node.binding.checks import process_using
 from devalloc_node.binding.registry import Bindings, step_kinds
@@ -94,7 +93,6 @@ class InventoryCache:
             self.rescan()
 
 
-NodeCommand = Literal["stop", "rescan"]
 RENAME_ADVICE = "Start it with --node-name {node}. To rename the node, first drain it and delete what stays on it"
 
 
@@ -167,11 +165,9 @@ class Node:
         )
         self.inventory = InventoryCache(settings, self._with_recorded, self.notifier.beat)
         self.condition_reporter = ConditionReporter(source.tell, self._reported_claims, self.health)
-        # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
-        self.messages: SimpleQueue[NodeCommand] = SimpleQueue()
-        self.reconciling_since: float | None = None
-        """When the look at the claims that goes on began; None between two of them."""
-        self.rounds: list[Round] = [lambda: self.reconciling_since]
+        self.control = Control()
+        """Of the program that the node is."""
+        self.rounds: list[Round] = []
         """Of the loops that must go on, for the watchdog of the service manager."""
         self._link_errors = PcieErrorCounter()
         self.parts: list[NodePart] = []
@@ -184,11 +180,11 @@ class Node:
 
     def stop(self) -> None:
         """End ``run`` soon. From any thread or signal handler."""
-        self.messages.put("stop")
+        self.control.stop()
 
     def rescan(self) -> None:
         """Look at devices and claims now. From any thread or signal handler."""
-        self.messages.put("rescan")
+        self.control.rescan()
 
     # For the kubelet.
 

@@ -6,20 +6,18 @@ group GROUP: a function of the node that returns the part.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
 from prometheus_client import Metric
 
+from devalloc.program import Loop as Loop
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import PreparedDevice, StepKind
 from devalloc_node.service.server import ExclusiveEndpoint, Service
 
 GROUP = "devalloc.node_parts"
-Loop = Callable[[threading.Event], None]
-"""Runs in a thread of its own until the event is set."""
 
 
 class NodePart:

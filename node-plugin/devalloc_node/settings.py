@@ -1,6 +1,6 @@
 """Settings of the node plugin, as it runs with them.
 
-``devalloc.cli.options.node`` makes them from what an administrator writes.
+``devalloc.programs.node_options`` makes them from what an administrator writes.
 """
 
 from __future__ import annotations

@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.cluster_process import ClusterProcess as Controller
-from devalloc.controller.cluster_process import ClusterSettings
 from devalloc.controller.fencing_program import FencingSettings
 from devalloc.controller.leader import election
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.reconcile.release import release_claim
+from devalloc.programs.controller_parts import ClusterSettings
 from devalloc.store.fencing import UncertainWrites, fence_objects
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_crds, kube_rights
@@ -31,6 +30,7 @@ from tests.support.claim_history import PREPARED, History, holders, unanswered
 from tests.support.claim_judge import why_not
 from tests.support.claim_storm import SERVER, ClaimStorm
 from tests.support.controller_processes import DEVMGMT, LEASE, controllers, leader_process, lease_holder, prepare
+from tests.support.controllers import Controller
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress, Unavailable
 from tests.support.host_pools import host, machine

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli.node_wiring import cluster_permits
+from devalloc.programs.node_parts import cluster_permits
 from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.resources import Resources
 from devalloc.store.kubernetes import Client, KubernetesStore

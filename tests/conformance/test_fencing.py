@@ -74,7 +74,7 @@ class FencedPlugin(Plugin):
         self.is_down = self.has_settled = False
         cut = CutStore(store, lambda: self.is_cut)
         super().start(cut)
-        self.loop._settle = partial(  # as node_wiring gives it
+        self.loop._settle = partial(  # as node_parts gives it
             fencing.settle, cut, self.operations, partial(fence_statement, cut, self.node)
         )
 

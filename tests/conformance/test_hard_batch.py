@@ -27,7 +27,8 @@ RUNNER = """
 import sys, time
 from pathlib import Path
 from devalloc.controller.reconcile import loop as allocate
-from devalloc.controller.standalone import Standalone, handling_signals
+from devalloc.program import Control, run
+from devalloc.programs.store_loops import StoreProgress, store_program
 
 store, begin, go = map(Path, sys.argv[1:])
 search_anew = allocate.search_with_new_fleet
@@ -55,9 +56,9 @@ def search_held(*settings):
 
 
 allocate.search_with_new_fleet = search_held
-up = Standalone(store, None, on_round=round_is_over)
-with handling_signals(up):
-    up.run()
+control = Control()
+with control.signals():
+    run(store_program(store, None, progress=StoreProgress(round_is_over)), control)
 """
 
 

@@ -22,18 +22,17 @@ BY_HAND = {
     "devalloc/controller/leader/election.py: LeaderElection.run": "the same, and the lease has a clock of its own",
     "devalloc/controller/reconcile/loop.py: ReconcileLoop._run": "the one loop of all that allocates",
     "devalloc/controller/reconcile/loop.py: ReconcileLoop.wait_for_change": "its wait: for the store, or for a search",
-    "devalloc/controller/standalone.py: Standalone._run_loops": "messages to the process, also from signal handlers",
     "devalloc/inventory/watch.py: InventoryWatcher.run": "waits for events of the kernel, until they are over",
+    "devalloc/program.py: run": "messages to the process, also from signal handlers",
     "devalloc/store/fencing.py: fence_objects": "until nothing is left that the last leader could write",
     "devalloc/store/kubernetes/client.py: ConnectionCutter.run": "waits for the first of two events",
     "devalloc/store/kubernetes/reflector.py: Reflector._run": "what watchers watch: the API server's own watches",
     "devalloc/store/kubernetes/store.py: KubernetesStore.watch": "what watchers watch",
     "devalloc/store/sqlite.py: SQLiteStore.watch": "what watchers watch",
     "node-plugin/devalloc_node/agent/agent.py: WakeableRounds.run": "in an event loop",
-    "node-plugin/devalloc_node/daemon.py: _reconcile": "messages to the process, also from signal handlers",
 }
 """Why they are loops of their own."""
-MOST = 14
+MOST = 13
 _ASKS = ("is_set", "wait")
 _STOPS = ("stop", "over", "closed", "closing")
 

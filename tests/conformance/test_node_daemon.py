@@ -87,7 +87,7 @@ def test_it_stops_though_the_kernel_gives_the_signal_to_another_thread(folder: P
 
 HANGING = """
 import threading, time
-from devalloc.cli.node_wiring import abandon_hung_threads
+from devalloc.program import abandon_hung_threads
 with abandon_hung_threads(print):
     threading.Thread(target=time.sleep, args=(1000,)).start()
     threading.Thread(target=time.sleep, args=(0.1,)).start()

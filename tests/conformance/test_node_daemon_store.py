@@ -13,12 +13,12 @@ import grpc
 import pytest
 
 from devalloc.api.meta import PUBLISHED_BY
-from devalloc.cli.node_wiring import store_publishing, store_source
-from devalloc.cli.up_parts import previous_name
 from devalloc.controller import pool_publisher
 from devalloc.controller.cordon import find_target, set_cordon
 from devalloc.controller.pool_publisher import INVENTORY, PublishLock, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.programs.node_parts import store_publishing, store_source
+from devalloc.programs.plugin_thread import previous_name
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
-from devalloc.cli.node_wiring import store_machines, store_publishing, store_source
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.programs.node_parts import store_machines, store_publishing, store_source
 from devalloc.store import NotFound
 from devalloc.tracing import start_tracing
 from devalloc_node.daemon import run_daemon

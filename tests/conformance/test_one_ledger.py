@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli.node_wiring import frozen_hosts
 from devalloc.controller.permits.sources import read_vm
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.capacity import discover_capacity
+from devalloc.programs.node_permits import frozen_hosts
 from devalloc.store import Conflict, Store
 from devalloc_node.deadline import Deadline
 from devalloc_node.machines import machines_of

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import node_wiring
 from devalloc.controller import permits
 from devalloc.controller.permits import Settings, server
 from devalloc.controller.permits.hosts import HostSource
 from devalloc.controller.permits.leadership import new_holder, permits_lease
+from devalloc.programs import node_permits
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.agent.settings import ScalingSettings, ServerPorts
@@ -56,7 +56,7 @@ def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monke
         node = node_without_machines(tmp_path, scaling)
         messages: list[str] = []
         not_ours = threading.Event()
-        loop = node_wiring.store_permits(store, node, not_ours, alone=False, say=messages.append)
+        loop = node_permits.store_permits(store, node, not_ours, alone=False, say=messages.append)
         with in_threads(loop):
             until(lambda: lease(store).get("leaseTransitions", 0) >= 2, "it is tried again")
             assert not_ours.is_set(), "who listens there is not to be asked"
@@ -81,7 +81,7 @@ def test_the_server_gets_the_time_limit_of_migrations(tmp_path: Path, monkeypatc
     scaling = ScalingSettings(server=ServerPorts(0, None, migration_seconds=7200.0))
     node = node_without_machines(tmp_path, scaling)
     with closing(SQLiteStore(tmp_path / "store.db")) as store:
-        node_wiring.store_permits(store, node, threading.Event(), alone=True, say=pytest.fail)
+        node_permits.store_permits(store, node, threading.Event(), alone=True, say=pytest.fail)
     assert limits == [7200.0]
 
 
@@ -91,7 +91,7 @@ def given_by_a_node(folder: Path, scaling: ScalingSettings) -> Iterator[None]:
     with closing(SQLiteStore(folder / "store.db")) as store:
         node = node_without_machines(folder, scaling)
         messages = list[str]()
-        loop = node_wiring.store_permits(store, node, threading.Event(), alone=False, say=messages.append)
+        loop = node_permits.store_permits(store, node, threading.Event(), alone=False, say=messages.append)
         with in_threads(loop):
             until(lambda: bool(messages), "permits are given")
             yield

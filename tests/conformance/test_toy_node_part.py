@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.cli.node_wiring import store_source
-from devalloc.cli.options.inventory import InventoryOptions
-from devalloc.cli.options.node import PluginOptions, node_settings
+from devalloc.programs.inventory_options import InventoryOptions
+from devalloc.programs.node_options import PluginOptions, node_settings
+from devalloc.programs.node_parts import store_source
 from devalloc_node.daemon import run_daemon
 from devalloc_node.node import open_node
 from devalloc_node.parts import installed_parts

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.cli.up_parts import TOKEN_FILE
+from devalloc.programs.settings import TOKEN_FILE
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.fleet_manifests import fill, gpu_pool

@@ -21,10 +21,12 @@ SOURCES = os.pathsep.join(str(REPO / part) for part in ("", "solver", "node-plug
 RUNNER = """
 import sys
 from pathlib import Path
-from devalloc.controller.standalone import Standalone, handling_signals
-up = Standalone(Path(sys.argv[1]), None, on_round=lambda done: print("round", flush=True))
-with handling_signals(up):
-    up.run()
+from devalloc.program import Control, run
+from devalloc.programs.store_loops import StoreProgress, store_program
+control = Control()
+shown = StoreProgress(lambda done: print("round", flush=True))
+with control.signals():
+    run(store_program(Path(sys.argv[1]), None, progress=shown), control)
 print("clean", flush=True)
 """
 
@@ -80,14 +82,15 @@ def test_systemd_hears_when_it_serves_and_that_it_lives(tmp_path: Path) -> None:
 STUCK = """
 import sys, time
 from pathlib import Path
-from devalloc.controller import standalone as module
+from devalloc.program import Control, run
+from devalloc.programs import store_loops as module
 module.GRACE_SECONDS = 1000
 def think(*arguments, **settings):
     print("thinking", flush=True)
     time.sleep(1000)
-up = module.Standalone(Path(sys.argv[1]), None, solve=think)
-with module.handling_signals(up):
-    up.run()
+control = Control()
+with control.signals():
+    run(module.store_program(Path(sys.argv[1]), None, solve=think), control)
 """
 
 

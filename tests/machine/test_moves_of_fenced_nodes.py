@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.fencing import fenced_from
-from devalloc.cli.node_wiring import store_machines, store_source
 from devalloc.controller.reconcile.fenced import take_away
+from devalloc.programs.node_parts import store_machines, store_source
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import Failed

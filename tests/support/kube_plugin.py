@@ -143,7 +143,8 @@ def plugin_bed(host: FakeHost, node: str, folder: Path, cdi: Path, kubelet: Path
 
 def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str]) -> None:
     """The command, with another host than this machine."""
-    from devalloc.cli import main, node_wiring
+    from devalloc.cli import main
+    from devalloc.programs import node_parts
     from devalloc_node.deadline import Deadline
     from devalloc_node.model.grant import ClaimRef
     from devalloc_node.model.step import Prepared
@@ -153,7 +154,7 @@ def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str
     def host_of(settings: NodeSettings, *, dry_run: bool, say: Callable[[str], None]) -> RemoteHost:
         return RemoteHost(settings.root, address)
 
-    node_wiring.make_host = host_of
+    node_parts.make_host = host_of
     if die_before_reply:
         prepare = Node.prepare
 

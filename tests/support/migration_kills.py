@@ -29,7 +29,7 @@ from unittest.mock import patch
 import devalloc_node.machines as machines_module
 from devalloc.api import meta
 from devalloc.api.views import MachineView, MigrationView
-from devalloc.cli.node_wiring import store_source
+from devalloc.programs.node_parts import store_source
 from devalloc.store import NotFound, Object, StoreError, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import grpc
 
-from devalloc.cli.node_wiring import store_machines, store_source
 from devalloc.inventory.capacity import CapacityConfig, HostCapacity
+from devalloc.programs.node_parts import store_machines, store_source
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon

@@ -63,16 +63,6 @@ def passed_as(name: str, together: type[Any]) -> Decorator:
     return decorate
 
 
-def host_and_port(text: str, option: str = "--listen", example: str = "0.0.0.0:10301") -> tuple[str, int] | None:
-    """The parts of HOST:PORT; None for an empty text. Raises BadInput, which names the option."""
-    if not text:
-        return None
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise BadInput(f"{option} must be HOST:PORT such as {example}, not {text!r}")
-    return host.strip("[]"), int(port)
-
-
 def option_of(settings_class: type[Any], parameter: str) -> Decorator:
     """One option of a settings class, passed as ``parameter``."""
     return option(next(each for each in settings_of(settings_class) if each.parameter == parameter))

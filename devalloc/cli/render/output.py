@@ -10,27 +10,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from devalloc.cli.command import is_json, json_line
 from devalloc.cli.layout import GAP, fit_columns, wrap
 from devalloc.cli.terminal import print_data, print_line, print_row
 from devalloc.printable import printable
+from devalloc.program import ProgressDisplay
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from devalloc.controller.pool_publisher import PublishResult
-
-
-class ProgressDisplay(Protocol):
-    """Progress output of the loops."""
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-
-    def state(self, text: str) -> None:
-        """Show the current state."""
 
 
 class LineDisplay:
@@ -56,12 +45,6 @@ class JsonDisplay(LineDisplay):
     def say(self, text: str) -> None:
         with self._lock:
             print_line(json_line(logging.INFO, text))
-
-
-def show_published(display: ProgressDisplay, done: PublishResult) -> None:
-    """Report changes of the pools, if there are any: they are compared after every change of a claim or machine."""
-    if done.changed:
-        display.say(f"pools: {done}")
 
 
 @contextmanager

@@ -26,9 +26,10 @@ from devalloc.cli.options.common import (
 )
 from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.shell_completion import complete_objects
-from devalloc.cli.storage import open_embedded_store, store_path
+from devalloc.cli.storage import open_embedded_store
 from devalloc.cli.target import unanswered_note
 from devalloc.cli.terminal import print_line, print_note
+from devalloc.programs.settings import store_path
 
 if TYPE_CHECKING:
     from devalloc.api.manifests import Document

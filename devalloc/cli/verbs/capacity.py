@@ -15,7 +15,6 @@ from devalloc.api.findings import AT_LENGTH, Finding, message_of
 from devalloc.api.reasons import Reason
 from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, verb
 from devalloc.cli.options.common import CountOptions, files_option, namespace_option, output_option, settings_options
-from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.render.output import print_content, print_objects, show_spinner
 from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
 from devalloc.cli.resource_claims import (
@@ -29,11 +28,12 @@ from devalloc.cli.resource_claims import (
 )
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import load_solver_input, with_store_option
-from devalloc.cli.storage import store_path
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.device_kinds import kinds_by_name
 from devalloc.inventory.capacity.config import CapacityConfig, parse_size
+from devalloc.programs.inventory_options import InventoryOptions
+from devalloc.programs.settings import store_path
 from devalloc.settings import EXISTING_FOLDER, PathTo, group, setting, settings_of
 
 if TYPE_CHECKING:

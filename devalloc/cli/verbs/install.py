@@ -336,8 +336,8 @@ def _options(chosen: Mapping[str, Any], namespace: str) -> InstallOptions:
 
 def _manifests(chosen: Mapping[str, Any], namespace: str, only: tuple[str, ...]) -> list[Object]:
     """Raises BadInput."""
-    from devalloc.cli.options.scaling import parse_networks
     from devalloc.install.manifests import render_manifests
+    from devalloc.programs.scaling_options import parse_networks
 
     if any(
         network.prefixlen == 0 for network in parse_networks("--neon-agents", chosen.get("neon_agents", "").split())

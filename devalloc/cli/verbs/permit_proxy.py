@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.common import host_and_port, settings_options
+from devalloc.cli.options.common import settings_options
 from devalloc.cli.render.output import open_display
+from devalloc.program import Control, Program, run
+from devalloc.programs.settings import host_and_port
 from devalloc.settings import EXISTING_FILE, setting
+from devalloc.worker import when_set
+
+if TYPE_CHECKING:
+    from devalloc.controller.permits.proxy import PermitProxy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +59,12 @@ def permit_proxy(options: PermitProxyOptions) -> int:
     Neon's agents look for their server among the pods of kube-system; `devalloc install --neon-agents` runs this
     command there. The controller admits its token for machines that are named by their runner pods.
     """
-    from devalloc.cli.options.scaling import parse_networks
-    from devalloc.cli.permit_endpoint import published_endpoint
     from devalloc.cli.target import connect_cluster
     from devalloc.controller.permits.leader_server import in_url
     from devalloc.controller.permits.proxy import PermitProxy
     from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
-    from devalloc.controller.standalone import handling_signals
+    from devalloc.programs.permit_endpoint import published_endpoint
+    from devalloc.programs.scaling_options import parse_networks
 
     if options.kubeconfig is None and not options.in_cluster:
         raise BadInput("name the cluster with --kubeconfig or --in-cluster")
@@ -80,8 +88,14 @@ def permit_proxy(options: PermitProxyOptions) -> int:
             on_ready=lambda address: display.say(f"permits for agents at http://{in_url(address[0])}:{address[1]}/"),
         )
         try:
-            with handling_signals(proxy):
-                proxy.run()
+            control = Control()
+            with control.signals():
+                run(Program(loops=[partial(_forward, proxy)], rescan=proxy.rescan), control)
         except OSError as error:
             raise CommandFailed(f"cannot listen at {listen}: {os.strerror(error.errno or 0)}") from error
     return 0
+
+
+def _forward(proxy: PermitProxy, stop: threading.Event) -> None:
+    when_set(stop, proxy.stop)
+    proxy.run()

@@ -28,6 +28,7 @@ from devalloc.cli.render.output import show_spinner
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, target_options
 from devalloc.cli.terminal import print_line, print_note
+from devalloc.programs.settings import node_state_folder, store_path
 from devalloc.version import VERSION
 
 JOURNAL_SUFFIX = ".node"
@@ -50,7 +51,7 @@ def backup(path: Path, store: Path | None, node_state: Path | None) -> int:
 
     from devalloc.cli import storage
 
-    folder = storage.node_state_folder(node_state, storage.store_path(store))
+    folder = node_state_folder(node_state, store_path(store))
     with storage.open_embedded_store(store) as objects, show_spinner("copying the store"):
         objects.backup(path)
         count = len(objects.list().objects)
@@ -84,10 +85,9 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path | Non
     \b
     devalloc restore /backups/devalloc-monday.db
     """
-    from devalloc.cli import storage
 
-    place = storage.store_path(store)
-    folder = storage.node_state_folder(node_state, place)
+    place = store_path(store)
+    folder = node_state_folder(node_state, place)
     copy = path.with_name(path.name + JOURNAL_SUFFIX)
     for file in ([path] if journal != "only" else []) + ([copy] if journal != "no" else []):
         if not file.is_file():

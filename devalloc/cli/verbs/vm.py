@@ -34,7 +34,6 @@ from devalloc.cli.options.common import (
     output_option,
     passed_as,
 )
-from devalloc.cli.options.node import PluginOptions, state_folders
 from devalloc.cli.render.cells import format_cores, format_size
 from devalloc.cli.render.host import (
     amounts_text,
@@ -51,6 +50,7 @@ from devalloc.cli.render.host import (
 from devalloc.cli.render.output import GrowingTable, enum_text, print_content, print_objects, print_table
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.vm_devices import attach, detach, plug, unplug, unprepare
+from devalloc.programs.node_options import PluginOptions, state_folders
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from devalloc.api.meta import CONTROLLER_LEASE
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import Lease, LeaseLost
+from devalloc.program import Loop
 from devalloc.store import Store, StoreError
 from devalloc.store.fencing import FencingInterrupted, fence_objects
 from devalloc.worker import DONE, repeat
@@ -33,8 +34,6 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 15.0
 GRACE_SECONDS = 20.0
 """How long a clean stop waits for loops to end before it leaves the lease to run out."""
 
-Loop = Callable[[threading.Event], None]
-"""Runs until the event is set."""
 LeaderState = Literal["waiting", "taking over", "leading", "stopping"]
 
 

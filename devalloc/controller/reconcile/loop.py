@@ -27,8 +27,8 @@ from devalloc.controller.reconcile.decision import IN_ANNOTATIONS, AnswerForm, W
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
 from devalloc.controller.reconcile.vm_scheduling import machines
-from devalloc.controller.reconcile.vm_scheduling.migrations import DEFAULT_MIGRATION_LIMITS, MigrationLimits
 from devalloc.controller.reconcile.write_backoff import WriteBackoff
+from devalloc.controller.settings import DEFAULT_MIGRATION_LIMITS, MigrationLimits
 from devalloc.store import (
     Change,
     Conflict,

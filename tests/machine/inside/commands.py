@@ -25,14 +25,19 @@ LOADED = (
     *("devalloc.cli.main", *(f"devalloc.cli.verbs.{verb}" for verb in _VERBS)),
     *(
         "devalloc.cli.documents",
-        "devalloc.cli.options.inventory",
+        "devalloc.programs.inventory_options",
         "devalloc.cli.machine_requests",
-        "devalloc.cli.options.node",
+        "devalloc.programs.node_options",
     ),
-    *("devalloc.cli.node_client", "devalloc.cli.node_wiring", "devalloc.cli.target", "devalloc.cli.up_parts"),
+    *(
+        "devalloc.cli.node_client",
+        "devalloc.cli.target",
+        "devalloc.programs.node_parts",
+        "devalloc.programs.plugin_thread",
+    ),
     *(
         "devalloc.api.manifests",
-        "devalloc.controller.standalone",
+        "devalloc.programs.store_loops",
         "devalloc.store.sqlite",
         "devalloc_solver.cel.device_claims",
     ),

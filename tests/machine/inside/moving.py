@@ -16,7 +16,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.views import MachineView, MigrationView
-from devalloc.cli.node_wiring import store_source
+from devalloc.programs.node_parts import store_source
 from devalloc.store import StoreError
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.store.watcher import Listed

@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from devalloc.cli.command import CommandFailed
-from devalloc.cli.verbs.controller import ControllerOptions, _certificate_problem, _permits, controller
+from devalloc.cli.verbs.controller import controller
 from devalloc.cli.verbs.permit_proxy import permit_proxy
 from devalloc.controller.permits.settings import PlainListener
+from devalloc.programs.controller import ControllerOptions, _certificate_problem, _permits
 from devalloc.scaling.permits.arithmetic import PermitArithmetic
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
@@ -124,7 +125,7 @@ def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> 
 
 def test_a_proxy_of_permits_names_the_address_that_is_taken(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("devalloc.cli.target.connect_cluster", lambda *_: None)
-    monkeypatch.setattr("devalloc.cli.permit_endpoint.published_endpoint", lambda *_: None)
+    monkeypatch.setattr("devalloc.programs.permit_endpoint.published_endpoint", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         at = f"127.0.0.1:{taken.getsockname()[1]}"
         options = ["--kubeconfig", str(kubeconfig), "--agents", "10.0.0.0/8", "--listen", at]

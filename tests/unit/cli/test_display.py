@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from devalloc.cli.command import CommandFailed, verb
-from devalloc.cli.render.output import open_display, show_published
+from devalloc.cli.render.output import open_display
 from devalloc.controller.pool_publisher import PublishResult
+from devalloc.programs.node_parts import show_published
 
 
 @pytest.fixture(autouse=True)

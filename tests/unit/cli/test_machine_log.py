@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli.up_parts import MachineLog
+from devalloc.programs.machine_log import MachineLog
 from devalloc.store import Expired
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.host_pools import machine

@@ -14,13 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from devalloc.api.fields import quote_value
-from devalloc.cli.command import BadInput
-from devalloc.cli.node_wiring import _has_address, make_host
 from devalloc.cli.options.common import settings_options
-from devalloc.cli.options.inventory import InventoryOptions
-from devalloc.cli.options.node import PluginOptions, node_settings
+from devalloc.cli.terminal import print_note
+from devalloc.programs.inventory_options import InventoryOptions
+from devalloc.programs.node_options import PluginOptions, node_settings
+from devalloc.programs.node_parts import _has_address, make_host
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
+from devalloc.settings import BadSetting
 from devalloc_node.agent.settings import ServerPorts
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
@@ -190,7 +191,9 @@ def settings_of(folder: Path, *words: str) -> MachineSettings:
         seen.append(options)
 
     assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
-    return node_settings(InventoryOptions(node_name="node-a", sysfs_root=folder / "host"), seen[0], 60.0)
+    return node_settings(
+        InventoryOptions(node_name="node-a", sysfs_root=folder / "host"), seen[0], 60.0, note=print_note
+    )
 
 
 def test_how_machines_run_can_be_demanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +293,7 @@ def test_users_of_machines_are_a_range_of_which_waiting_ones_have_half(
         3_000_000_000, 3_000_000_005
     )
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(BadInput, match="the kubelet gives"):
+    with pytest.raises(BadSetting, match="the kubelet gives"):
         settings_of(folder, "--machine-users", "70000-71999")
 
 

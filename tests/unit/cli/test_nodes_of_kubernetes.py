@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from devalloc.cli import target
-from devalloc.controller.standalone import Standalone
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.store_loops import StoreLoops
 
 Object = dict[str, Any]
 
@@ -44,7 +44,7 @@ def up_until_settled(path: Path) -> list[str]:
         reported.extend(done.problems)
         up.stop()
 
-    up = Standalone(path, None, on_round=look)
+    up = StoreLoops(path, None, on_round=look)
     up.run()
     return reported
 

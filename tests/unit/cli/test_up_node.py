@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import up_parts
-from devalloc.cli.up_parts import StandaloneNode
 from devalloc.cli.verbs import up
-from devalloc.controller import host_inventory, standalone
+from devalloc.controller import host_inventory
+from devalloc.program import Program, ProgramFailed
+from devalloc.programs import plugin_thread, store_loops
+from devalloc.programs import up as program
+from devalloc.programs.plugin_thread import PluginThread
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machines import MachineSettings
@@ -23,16 +26,29 @@ from tests.support.toy_host import EngineBench
 from tests.support.waiting import until
 
 
-def node_of(folder: Path, *, say: Callable[[str], None] = pytest.fail, failed: Any = pytest.fail) -> StandaloneNode:
+def node_of(folder: Path, *, say: Callable[[str], None] = pytest.fail) -> PluginThread:
     """The plugin of node-a, with its journal in this folder."""
-    return StandaloneNode(
+    return PluginThread(
         folder / "devalloc.db", folder, "node-a", lambda: pytest.fail("these tests do not start a plugin"),
-        rescan=lambda: None, say=say, failed=failed,
+        rescan=lambda: None, say=say,
     )  # fmt: skip
 
 
+def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command end when its program is put together."""
+    monkeypatch.setattr(store_loops, "store_program", lambda *_, **__: Program(loops=[]))
+    monkeypatch.setattr(up, "run", lambda made, control: None)
+
+
+def running(plugin: PluginThread) -> tuple[threading.Event, threading.Thread]:
+    stop = threading.Event()
+    thread = threading.Thread(target=plugin.run, args=(stop,))
+    thread.start()
+    return stop, thread
+
+
 def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Shell) -> None:
-    monkeypatch.setattr(up_parts, "REQUIRED_PACKAGES", ("click", "no_such_package", "no.such"))
+    monkeypatch.setattr(plugin_thread, "REQUIRED_PACKAGES", ("click", "no_such_package", "no.such"))
     refused = devalloc("up", "--node")
     assert refused.code == 1
     assert "cannot run here: missing packages: no_such_package, no.such; pip install 'devalloc[node]'" in refused.err
@@ -52,42 +68,19 @@ def test_its_permit_server_gets_the_time_limit_of_migrations(
     monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
 ) -> None:
     """Else the server withdraws a migration after an hour, even if the controller allows more."""
-    loops = SimpleNamespace(run=lambda: None, stop=lambda: None, rescan=None, fail=None)
-    monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: loops)
+    without_loops(monkeypatch)
     made: list[MachineSettings] = []
 
     def started(*args: Any, **_: Any) -> Any:
         made.append(args[3]())
-        return SimpleNamespace(stop=lambda: None)
+        return SimpleNamespace(run=lambda stop: None)
 
-    monkeypatch.setattr(up, "StandaloneNode", started)
+    monkeypatch.setattr(plugin_thread, "PluginThread", started)
     options = ("--node", "--state", str(tmp_path), "--scaling", "--migration-deadline", "2h")
     assert devalloc("up", *options).code == 0
     assert made[0].scaling is not None
     assert made[0].scaling.server is not None
     assert made[0].scaling.server.migration_seconds == 2 * 3600.0
-
-
-def test_the_loops_stop_it_while_they_hold_the_lock_of_its_node(
-    monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
-) -> None:
-    calls: list[str] = []
-
-    def made(_: Path, inventory: standalone.InventorySource, **__: Any) -> Any:
-        def run() -> None:
-            assert inventory.stop_plugin()
-            calls.append("loops ended")
-
-        return SimpleNamespace(run=run, stop=lambda: None, rescan=None, fail=None)
-
-    def stop() -> bool:
-        calls.append("plugin stopped")
-        return True
-
-    monkeypatch.setattr(standalone, "Standalone", made)
-    monkeypatch.setattr(up, "StandaloneNode", lambda *_, **__: SimpleNamespace(stop=stop))
-    assert devalloc("up", "--node", "--state", str(tmp_path)).code == 0
-    assert calls == ["plugin stopped", "loops ended"]
 
 
 def test_what_only_it_does_is_not_asked_for_without_it(devalloc: Shell) -> None:
@@ -100,7 +93,7 @@ def test_what_only_it_does_is_not_asked_for_without_it(devalloc: Shell) -> None:
 def test_without_the_plugin_options_without_effect_are_named_and_publish_nothing(
     monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: SimpleNamespace(run=lambda: None, stop=lambda: None))
+    without_loops(monkeypatch)
     what = "a pool for machines that no plugin runs"
     monkeypatch.setattr(host_inventory, "with_host_pool", lambda *_: pytest.fail(what))
     monkeypatch.setenv("DEVALLOC_ENFORCE_CAPACITY", "1")
@@ -122,16 +115,15 @@ def test_without_root_it_runs_for_those_who_give_options_of_it(
     monkeypatch: pytest.MonkeyPatch, devalloc: Shell, options: tuple[str, ...], runs: bool
 ) -> None:
     """A laptop runs machines without root; only devices need it."""
-    loops = SimpleNamespace(run=lambda: None, stop=lambda: None, rescan=None, fail=None)
-    monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: loops)
+    without_loops(monkeypatch)
     started: list[Path] = []
 
     def made(path: Path, *_: Any, **__: Any) -> Any:
         started.append(path)
-        return SimpleNamespace(stop=lambda: True)
+        return SimpleNamespace(run=lambda stop: None)
 
-    monkeypatch.setattr(up, "StandaloneNode", made)
-    monkeypatch.setattr(up, "os", SimpleNamespace(geteuid=lambda: 1000))
+    monkeypatch.setattr(plugin_thread, "PluginThread", made)
+    monkeypatch.setattr(program, "os", SimpleNamespace(geteuid=lambda: 1000))
     done = devalloc("up", *options)
     assert (done.code, started) == (0, [devalloc.store] * runs)
     assert ("it needs root; --node runs machines without devices" in done.out) is not runs
@@ -143,42 +135,49 @@ def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
 ) -> None:
     """The loops go on and claims look allocated: what is missing, and why, must stand out."""
 
-    def taken(_: StandaloneNode) -> None:
+    def taken(_: PluginThread, stop: threading.Event) -> None:
         raise Denied("SocketInUse", "another process serves /run/devalloc/node.sock; stop it")
 
-    monkeypatch.setattr(StandaloneNode, "_serve", taken)
+    monkeypatch.setattr(PluginThread, "_serve", taken)
     messages: SimpleQueue[str] = SimpleQueue()
-    ended: list[BaseException] = []
-    plugin = node_of(tmp_path, say=messages.put, failed=ended.append)
-    plugin.initial_records()
+    stop, thread = running(node_of(tmp_path, say=messages.put))
     line = messages.get(timeout=30)
-    plugin.stop()
+    stop.set()
+    thread.join(30)
     assert messages.empty()
     assert line.startswith("WARNING: the node plugin does not run")
     assert "allocated but not bound" in line
     assert "another process serves /run/devalloc/node.sock" in line
-    assert ended == [], "the loops go on"
 
 
 def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tries: SimpleQueue[str] = SimpleQueue()
 
-    def served(one: StandaloneNode) -> None:
+    def served(one: PluginThread, stop: threading.Event) -> None:
         one._say("not root: the kernel will refuse to bind devices")
         tries.put("")
         if tries.qsize() < 3:
             raise Unavailable("no space left for the journal")
 
-    monkeypatch.setattr(StandaloneNode, "_serve", served)
-    monkeypatch.setattr(up_parts, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(PluginThread, "_serve", served)
+    monkeypatch.setattr(plugin_thread, "RETRY_SECONDS", 0.001)
     messages: list[str] = []
-    plugin = node_of(tmp_path, say=messages.append)
-    plugin.initial_records()
+    _, thread = running(node_of(tmp_path, say=messages.append))
     until(lambda: tries.qsize() == 3, "it was tried until it went")
-    plugin.stop()
+    thread.join(30)
     assert messages.pop(0) == "not root: the kernel will refuse to bind devices", "said once"
     assert len(messages) == 2
     assert all("no space left" in each for each in messages)
+
+
+def test_what_ends_it_after_it_has_served_ends_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(one: PluginThread, stop: threading.Event) -> None:
+        one._serving.set()
+        raise Unavailable("the journal is gone")
+
+    monkeypatch.setattr(PluginThread, "_serve", broken)
+    with pytest.raises(ProgramFailed, match="the node plugin ended: the journal is gone"):
+        node_of(tmp_path).run(threading.Event())
 
 
 def test_lines_that_differ_are_not_remembered_while_it_serves(tmp_path: Path) -> None:
@@ -196,7 +195,6 @@ def test_lines_that_differ_are_not_remembered_while_it_serves(tmp_path: Path) ->
 
 def test_the_first_scan_withholds_what_only_the_journal_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else such devices are given away in the second until the plugin looks, and the claim that gets them waits."""
-    monkeypatch.setattr(StandaloneNode, "_serve", lambda plugin: None)
     bench = EngineBench(tmp_path)
     bench.claims.prepare(bench.add("a/slot-0"))  # from another store than what is one now
     bench.claims.prepare(ref := bench.add("a/slot-1"))
@@ -211,7 +209,6 @@ def test_the_first_scan_withholds_what_only_the_journal_has(tmp_path: Path, monk
     bench.claims.journal.close()
     plugin = node_of(tmp_path)
     state = plugin.initial_records()
-    plugin.stop()
     assert state.withheld.keys() == {"slot-0", "slot-1"}
     state_of_strange = "it was prepared from cluster-1, and is still prepared"
     assert state.withheld["slot-0"] == f"in use: claim default/claim-uid-0 is not undone yet: {state_of_strange}"

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
-from devalloc.cli.options.node import WarmOptions, _waiting_machine, warm_settings
 from devalloc.cli.verbs import warm as commands
+from devalloc.programs.node_options import WarmOptions, _waiting_machine, warm_settings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.machine.machine_files import USERS, MachineConfig
 from devalloc_node.machines import MachineSettings
@@ -227,18 +227,17 @@ def test_the_start_warns_once_of_setups_that_no_process_manages(tmp_path: Path, 
     assert line.startswith(f"warning: 1 warm setups of another run are in {tmp_path}/warm; they cannot be taken or")
 
 
-def test_options_alone_warn_of_no_setups(tmp_path: Path, toy: ToyPart, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_alone_warn_of_no_setups(tmp_path: Path, toy: ToyPart) -> None:
     """`devalloc up` reads them before the plugin starts, and again at each try."""
     pool = Pool(WarmConfig(run=tmp_path / "warm", namespaces=tmp_path / "netns"), "boot", parts=[toy])
     pool.open()
     pool.take("a")
     pool.close(soon())
-    assert warm_settings(WarmOptions(), "here", tmp_path, MachineConfig(), USERS) is None
-    assert capsys.readouterr().err == ""
+    assert warm_settings(WarmOptions(), "here", tmp_path, MachineConfig(), USERS, pytest.fail) is None
 
 
 def test_fields_without_meaning_for_waiting_machines_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     def waiting(**more: object) -> list[str]:
         sizes = {"cpu": {"min": "1", "max": "1"}, "memory": {"min": "64Mi", "max": "64Mi"}}
@@ -246,8 +245,9 @@ def test_fields_without_meaning_for_waiting_machines_are_reported(
         kind = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachine", "metadata": {"name": "any"}}
         file = tmp_path / "machine.yaml"
         file.write_text(json.dumps({**kind, "spec": spec}))
-        _waiting_machine(str(file), "here")
-        return [line.split(": ")[2] for line in capsys.readouterr().err.splitlines()]
+        notes: list[str] = []
+        _waiting_machine(file, "here", notes.append)
+        return [line.split(": ")[2] for line in notes]
 
     assert waiting(nodeName="here") == []
     assert waiting(nodeName="there", running=False) == ["spec.running", "spec.nodeName"]

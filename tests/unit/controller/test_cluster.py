@@ -16,14 +16,15 @@ import pytest
 
 from devalloc.api.meta import LEADER
 from devalloc.controller import http_endpoints
-from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
 from devalloc.controller.http_endpoints import LoopHealth, ProcessHealth
 from devalloc.controller.leader.lease import Lease
 from devalloc.controller.permits.leader_server import PermitListenAddress
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.programs.controller_parts import ClusterSettings
 from devalloc.store import Unavailable
 from devalloc.store.kubernetes import ApiError
+from tests.support.controllers import Controller
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import gpu_claim
 from tests.support.neon_installation import MACHINES
@@ -56,7 +57,7 @@ class Dead(FakeClient):
 def test_one_dead_connection_does_not_cost_the_lease(seconds: float) -> None:
     clock, deadline = Clock(), seconds * 2 / 3
     client = Dead(FakeKube(), clock)
-    cluster = ClusterProcess(client, ClusterSettings("one", seconds=seconds, deadline=deadline))  # type: ignore[arg-type]
+    cluster = Controller(client, ClusterSettings("one", seconds=seconds, deadline=deadline))
     cluster.lease._clock = lambda: clock.now
     assert cluster.lease.take()
     clock.now += seconds / 3  # when it is renewed
@@ -112,9 +113,9 @@ def test_a_late_controller_is_not_ready_and_a_stuck_one_is_not_healthy(
 @contextmanager
 def running(
     client: FakeClient, on_round: Callable[[DeviceClaimRound], None] = lambda done: None, **settings: Any
-) -> Iterator[ClusterProcess]:
+) -> Iterator[Controller]:
     config = ClusterSettings("one", seconds=600, deadline=500, **settings)
-    cluster = ClusterProcess(client, config, on_round=on_round)  # type: ignore[arg-type]
+    cluster = Controller(client, config, on_round=on_round)  # type: ignore[arg-type]
     thread = threading.Thread(target=cluster.run)
     thread.start()
     try:
@@ -125,12 +126,12 @@ def running(
         assert not thread.is_alive()
 
 
-def ready(cluster: ClusterProcess) -> tuple[int, str]:
+def ready(cluster: Controller) -> tuple[int, str]:
     answer = asyncio.run(cluster._ready(None))  # type: ignore[arg-type]
     return answer.status, answer.body.decode()
 
 
-def healthy(cluster: ClusterProcess) -> int:
+def healthy(cluster: Controller) -> int:
     return asyncio.run(cluster._health(None)).status  # type: ignore[arg-type]
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.cli import up_parts
-from devalloc.controller import host_inventory, pool_publisher, standalone
+from devalloc.controller import host_inventory, pool_publisher
 from devalloc.controller.pool_publisher import PublishLock
 from devalloc.inventory import watch
+from devalloc.programs import store_loops
 from devalloc.store import StoreLocked
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node import daemon
@@ -107,7 +107,7 @@ def test_a_plugin_says_for_which_predecessor_it_waits(
 
 def test_a_plugin_waits_long_enough_for_a_predecessor_that_makes_warm_setups() -> None:
     of_node = daemon.LOOP_SECONDS + warm_part.CLOSE_SECONDS
-    of_up = standalone.GRACE_SECONDS + up_parts.STOP_SECONDS
+    of_up = store_loops.GRACE_SECONDS + store_loops.PLUGIN_SECONDS
     assert max(of_node, of_up) + 5.0 <= pool_publisher.PLUGIN_WAIT_SECONDS
 
 

@@ -18,19 +18,20 @@ from devalloc.api.meta import PUBLISHED_BY, STANDALONE
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.controller import cordon as cordons
-from devalloc.controller import standalone
+from devalloc.controller.host_inventory import InventorySource
 from devalloc.controller.pool_publisher import INVENTORY, PoolPublisher, PublishLock, PublishResult, StillNamed
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
-from devalloc.controller.standalone import InventorySource, Standalone
 from devalloc.inventory import watch
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.discover import Discovery
+from devalloc.programs import store_loops
 from devalloc.store import StoreLocked, Unavailable, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import machine
+from tests.support.store_loops import StoreLoops
 from tests.support.waiting import LONG, until
 
 Object = dict[str, Any]
@@ -69,9 +70,9 @@ def running(
     name: str = "n",
     previous: str | None = None,
     **settings: Any,
-) -> Iterator[Standalone]:
+) -> Iterator[StoreLoops]:
     inventory = InventorySource(name, host.discover, previous_name=previous) if isinstance(host, Host) else host
-    up = Standalone(store.path, inventory, **{"resync": 1000.0, **settings})  # nothing here waits for a resync
+    up = StoreLoops(store.path, inventory, **{"resync": 1000.0, **settings})  # nothing here waits for a resync
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -146,7 +147,7 @@ def test_a_host_that_was_renamed_does_not_start_while_its_devices_are_in_use(sto
 
     def refuses(why: str) -> None:
         with pytest.raises(StillNamed, match=why):
-            Standalone(store.path, InventorySource("m", Host(gpu_pool("new", node="m")).discover)).run()
+            StoreLoops(store.path, InventorySource("m", Host(gpu_pool("new", node="m")).discover)).run()
         assert pools(store) == {"old"}
 
     refuses(r"node n, not m, and are in use: claim default/a\. Start it with --node-name n\.")
@@ -243,7 +244,7 @@ def test_a_second_one_is_refused_and_the_first_goes_on(store: SQLiteStore) -> No
     with running(store, None):
         until(lambda: lock.exists() and lock.read_text())  # the first has it locked, and not only made it
         with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
-            Standalone(store.path, None).run()
+            StoreLoops(store.path, None).run()
         for obj in (gpu_pool(), gpu_class(), gpu_claim("a")):
             store.create(obj)
         until(lambda: held(store, "a"))
@@ -253,7 +254,7 @@ def test_one_with_the_plugin_is_the_only_plugin_of_its_node(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second plugin would start the machines of the node again, and could delete the pool of its capacity."""
-    monkeypatch.setattr(standalone, "PublishLock", partial(PublishLock, wait=0.0))
+    monkeypatch.setattr(store_loops, "PublishLock", partial(PublishLock, wait=0.0))
     second = InventorySource("n", Host().discover, with_plugin=True)
     first = InventorySource("n", (host := Host(gpu_pool("p"))).discover, with_plugin=True)
     with running(store, first) as up:
@@ -267,7 +268,7 @@ def test_one_with_the_plugin_is_the_only_plugin_of_its_node(
         until(lambda: pools(store) == {"p", "q"})
     with closing(PublishLock(store.path, "n", is_plugin=True, wait=60.0)):
         with pytest.raises(StoreLocked, match="plugin of node n"):
-            Standalone(store.path, second).run()
+            StoreLoops(store.path, second).run()
         assert pools(store) == {"p", "q"}
         with running(store, Host()) as up:
             up.rescan()
@@ -275,32 +276,44 @@ def test_one_with_the_plugin_is_the_only_plugin_of_its_node(
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_another_plugin_can_begin_when_that_of_this_process_has_ended(store: SQLiteStore, ends: bool) -> None:
-    refused: list[str] = []
+def test_another_plugin_can_begin_when_that_of_this_process_has_ended(
+    store: SQLiteStore, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    ended = threading.Event()
+    monkeypatch.setattr(store_loops, "PLUGIN_SECONDS", 60.0 if ends else 0.05)
 
-    def stop_plugin() -> bool:
-        with pytest.raises(StoreLocked) as error:
-            PublishLock(store.path, "n", is_plugin=True, wait=0.0)
-        refused.append(str(error.value))
-        return ends
-
-    inventory = InventorySource("n", Host(gpu_pool("p")).discover, with_plugin=True, stop_plugin=stop_plugin)
-    with running(store, inventory) as up:
-        until(lambda: pools(store) == {"p"})
-    assert len(refused) == 1
-    if not ends:
+    def plugin(stop: threading.Event) -> None:
+        stop.wait()
         with pytest.raises(StoreLocked):
             PublishLock(store.path, "n", is_plugin=True, wait=0.0)
-        assert up._unfinished is not None
-        up._unfinished.close()  # as at the end of the process
-    PublishLock(store.path, "n", is_plugin=True, wait=0.0).close()
+        calls.append("plugin stopped")
+        if not ends:
+            ended.wait(60)
+
+    def loop(_: object, stop: threading.Event) -> None:
+        stop.wait()
+        calls.append("loop ended")
+
+    inventory = InventorySource("n", Host(gpu_pool("p")).discover, with_plugin=True)
+    try:
+        with running(store, inventory, plugin=plugin, extra_loops=[loop]):
+            until(lambda: pools(store) == {"p"})
+        assert calls == ["loop ended", "plugin stopped"]
+        if not ends:
+            with pytest.raises(StoreLocked):
+                PublishLock(store.path, "n", is_plugin=True, wait=0.0)
+        else:
+            PublishLock(store.path, "n", is_plugin=True, wait=0.0).close()
+    finally:
+        ended.set()
 
 
 def test_a_damaged_store_is_refused(store: SQLiteStore) -> None:
     store.create(gpu_claim("a"))
     store._connection.execute("UPDATE objects SET content = '{'")
     with pytest.raises(Unusable, match="DeviceClaim default/a"):
-        Standalone(store.path, None).run()
+        StoreLoops(store.path, None).run()
 
 
 def test_a_loop_that_cannot_go_on_ends_it_with_the_error(store: SQLiteStore) -> None:
@@ -308,7 +321,7 @@ def test_a_loop_that_cannot_go_on_ends_it_with_the_error(store: SQLiteStore) -> 
         raise Unusable("beyond repair")
 
     with pytest.raises(Unusable, match="beyond repair"):
-        Standalone(store.path, None, solve=solve).run()
+        StoreLoops(store.path, None, solve=solve).run()
 
 
 @pytest.mark.parametrize("allocator", [DeviceClaimAllocator, StoredClaimAllocator])
@@ -318,14 +331,14 @@ def test_the_watchdog_sees_a_round_of_either_allocator_that_hangs(
     over = threading.Event()
     monkeypatch.setattr(allocator, "round", lambda self: over.wait(60))
     with running(store, None) as up:
-        until(lambda: any(began() is not None for began in up.rounds), "a round goes on")
+        until(lambda: any(began() is not None for began in up.progress.rounds), "a round goes on")
         over.set()
 
 
 def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devalloc.controller.standalone.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("devalloc.programs.store_loops.GRACE_SECONDS", 0.05)
     thinking, enough, over = threading.Event(), threading.Event(), threading.Event()
 
     def solve(documents: Iterable[Object], **settings: Any) -> dict[str, Any]:
@@ -340,7 +353,7 @@ def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
         assert thinking.wait(60)
     assert store.list() == before
     with pytest.raises(StoreLocked):  # the abandoned thread could still write: no other may
-        Standalone(store.path, None).run()
+        StoreLoops(store.path, None).run()
     enough.set()
     assert over.wait(60)
     assert store.list() == before, "an answer that came too late"
@@ -353,7 +366,7 @@ def test_it_ends_and_says_why_when_the_folder_of_its_store_goes(
 ) -> None:
     """Another process could run on whatever comes in its place."""
     folder = tmp_path / "state"
-    up = Standalone(
+    up = StoreLoops(
         folder / "store.db", InventorySource("n", Host(gpu_pool()).discover), on_round=lambda done: rmtree(folder)
     )
 
@@ -367,7 +380,7 @@ def test_it_ends_and_says_why_when_the_folder_of_its_store_goes(
 
 def test_it_looks_for_the_folder_of_its_store_also_while_messages_come_all_the_time(tmp_path: Path) -> None:
     folder, over = tmp_path / "state", threading.Event()
-    up = Standalone(folder / "store.db", None, on_round=lambda done: rmtree(folder))
+    up = StoreLoops(folder / "store.db", None, on_round=lambda done: rmtree(folder))
 
     def ask() -> None:
         while not over.wait(0.01):
@@ -395,4 +408,4 @@ def test_another_folder_in_its_place_is_not_taken_for_the_store(tmp_path: Path) 
             SQLiteStore(folder / "store.db").close()
 
     with pytest.raises(Unavailable, match="was removed or replaced"):
-        Standalone(folder / "store.db", None, on_round=replace_it).run()
+        StoreLoops(folder / "store.db", None, on_round=replace_it).run()

@@ -231,7 +231,7 @@ def test_the_node_plugin_starts_without_the_packages_that_only_the_controllers_i
     script = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('cel_expr_python', 'celpy', 'ortools')))\n"
-        "import devalloc.cli.node_wiring, devalloc.cli.verbs.node, devalloc.controller.standalone\n"
+        "import devalloc.programs.node_parts, devalloc.cli.verbs.node, devalloc.programs.store_loops\n"
         "import devalloc_node.daemon\n"
     )
     done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False)

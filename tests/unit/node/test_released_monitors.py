@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.inventory.monitors import RELEASABLE
 from devalloc.inventory.pci import Address
+from devalloc.programs.inventory_options import InventoryOptions
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed

@@ -38,19 +38,6 @@ MAX_PER_NODE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class MigrationLimits:
-    """Times, in seconds."""
-
-    timeout: float = 3600.0
-    """How long a machine may take to move, from the choice of its target."""
-    ttl: float = 3600.0
-    """How long a migration stays after its end."""
-
-
-DEFAULT_MIGRATION_LIMITS = MigrationLimits()
-
-
-@dataclass(frozen=True, slots=True)
 class MigrationStates:
     """Of all migrations and their machines."""
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.cluster_process import ObjectClient
 from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
 from devalloc.controller.permits.decide import PermitGrant
 from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
@@ -24,6 +23,7 @@ from devalloc.controller.permits.neon_vms import NEON_MACHINES, NeonMachines
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.sources import MachineSources
 from devalloc.controller.permits.writer import PermitWriter
+from devalloc.programs.controller_parts import ObjectClient
 from devalloc.scaling.messages.permits import PermitRequest, PodName, decode_request
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
 from devalloc.scaling.permits.ledger import NO_RESOURCES

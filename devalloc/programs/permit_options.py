@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from devalloc.cli.command import BadInput
-from devalloc.settings import OneOf, Setting, setting, settings_of
+from devalloc.settings import BadSetting, OneOf, Setting, setting, settings_of
 
 if TYPE_CHECKING:
     from devalloc.scaling.permits.arithmetic import PermitArithmetic
@@ -68,14 +67,14 @@ OF_PERMITS = tuple(each.flag for each in settings_of(PermitsOptions))
 
 
 def permit_arithmetic(options: PermitsOptions, compat: str | None, unit: Resources | None = None) -> PermitArithmetic:
-    """The arithmetic that the options say, with ``--compat`` and the compute unit. Raises BadInput."""
+    """The arithmetic that the options say, with ``--compat`` and the compute unit. Raises BadSetting."""
     from devalloc.scaling.permits.arithmetic import PermitArithmetic
     from devalloc.scaling.versions import ProtocolEra
 
     plain = PermitArithmetic()
     era = plain.era if compat is None else ProtocolEra(compat)
     if options.overcommit is not None and era is not ProtocolEra.NEWEST:
-        raise BadInput(f"--permits-overcommit needs --compat newest: {era.value} has no overcommit of permits")
+        raise BadSetting("--permits-overcommit", f"needs --compat newest: {era.value} has no overcommit of permits")
     marks = plain.cpu_watermark, plain.memory_watermark
     cpu, memory = marks if options.watermark is None else _fractions(options.watermark)
     return PermitArithmetic(
@@ -90,14 +89,14 @@ def permit_arithmetic(options: PermitsOptions, compat: str | None, unit: Resourc
 
 
 def amounts(name: str, text: str, example: str) -> Resources:
-    """``CPU,MEMORY``. Raises BadInput."""
+    """``CPU,MEMORY``. Raises BadSetting."""
     from devalloc.api.quantity import QuantityError, parse_cpu_and_memory
     from devalloc.scaling.resources import Resources
 
     try:
         return Resources(*parse_cpu_and_memory(text, example))
     except QuantityError as error:
-        raise BadInput(f"{name} {error}") from None
+        raise BadSetting(name, f"{error}") from None
 
 
 def _fractions(text: str) -> tuple[float, float]:
@@ -106,7 +105,9 @@ def _fractions(text: str) -> tuple[float, float]:
     except ValueError:
         cpu = memory = 0.0
     if not (0 < cpu <= 1 and 0 < memory <= 1):
-        raise BadInput(f"--permits-watermark must be two numbers above 0 and at most 1, such as 0.9,0.8, not {text}")
+        raise BadSetting(
+            "--permits-watermark", f"must be two numbers above 0 and at most 1, such as 0.9,0.8, not {text}"
+        )
     return cpu, memory
 
 
@@ -121,7 +122,7 @@ def _ratios(text: str) -> Resources:
     except (ValueError, InvalidOperation):
         good = False
     if not good:
-        raise BadInput(f"--permits-overcommit must be two numbers from 0.001 to 1000, such as 2,1.5, not {text}")
+        raise BadSetting("--permits-overcommit", f"must be two numbers from 0.001 to 1000, such as 2,1.5, not {text}")
     return Resources(int(cpu * 1000), int(memory * 1000))
 
 
@@ -130,5 +131,5 @@ def _slot(text: str) -> int:
 
     size = amounts("--memory-slot-size", f"0,{text}", "0,1Gi").memory if "," not in text else 0
     if size == 0 or size % MEMORY_BLOCK:
-        raise BadInput(f"--memory-slot-size must be a multiple of 2Mi, such as 1Gi, not {text}")
+        raise BadSetting("--memory-slot-size", f"must be a multiple of 2Mi, such as 1Gi, not {text}")
     return size

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -23,8 +24,8 @@ from devalloc.controller import http_endpoints
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
 from devalloc.controller.fencing_program import FencingSettings, NodeFencer
 from devalloc.controller.http_endpoints import HttpSite, SitePage
-from devalloc.controller.leader.election import LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection, Loop
-from devalloc.controller.leader.lease import Lease, LeaseTerm
+from devalloc.controller.leader.election import GRACE_SECONDS, LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection
+from devalloc.controller.leader.lease import Lease, LeaseLost, LeaseTerm
 from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.overview.cache import OverviewCache
@@ -49,6 +50,7 @@ from devalloc.controller.usage import UsageAccountant
 from devalloc.controller.usage.metrics import UsageCollector
 from devalloc.controller.usage.report import GROUPINGS, grouped, parse_month, read_report, report_json
 from devalloc.net.http_server import JSON, HttpResponse
+from devalloc.program import Loop, Program
 from devalloc.store import Object, StoreError
 from devalloc.store.errors import Key
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore
@@ -56,6 +58,7 @@ from devalloc.store.kubernetes.node_leases import NodeLeases
 from devalloc.store.kubernetes.object_writer import ObjectWriter
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
 from devalloc.store.kubernetes.transaction import RECORDS
+from devalloc.worker import when_set
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +126,7 @@ class ObjectClient:
 
 
 class ClusterProcess:
-    """One process. ``run`` in the main thread."""
+    """The parts of one process, and what they say of each other."""
 
     def __init__(
         self,
@@ -242,31 +245,21 @@ class ClusterProcess:
             )
             self._sites.append(site)
 
-    def stop(self) -> None:
-        """End ``run`` soon. From any thread or signal handler."""
-        self.controller.stop()
+    def program(self) -> Program:
+        """This process. It ends with LeaseLost, after which nothing may go on, and with what ended a loop. Without the
+        servers of metrics and health it could not be observed, so if one of them ends, all ends."""
+        parts = ExitStack()
+        parts.callback(self.close)
+        endpoints = [self.recorder.run, *(site.run for site in self._sites)]
+        grace = (2 * GRACE_SECONDS + 2.0, 2.0)  # the election itself gives up before
+        return Program(parts=parts, loops=[self._lead], endpoints=endpoints, grace=grace, at_once=(LeaseLost,))
 
-    def rescan(self) -> None:
-        """There are no devices to look at here."""
-
-    def run(self) -> None:
-        """Raises LeaseLost, after which the process is to end at once, and what ended a loop."""
-        over = threading.Event()
-        asides: list[Loop] = [self.recorder.run]
-        asides += [site.run for site in self._sites]
-        threads = [threading.Thread(target=self._aside, args=(loop, over), daemon=True) for loop in asides]
-        for thread in threads:
-            thread.start()
-        try:
-            self.controller.run()
-        finally:
-            over.set()
-        for thread in threads:
-            thread.join(2.0)
-        self.close()
+    def _lead(self, stop: threading.Event) -> None:
+        when_set(stop, self.controller.stop)
+        self.controller.run()
 
     def close(self) -> None:
-        """End all watches. ``run`` does so, unless it raises: then the process ends, and they with it."""
+        """End all watches."""
         self._shown.close()
         self._resource_store.close()
         self._pod_store.close()
@@ -348,13 +341,6 @@ class ClusterProcess:
         except ApiError as error:
             return error if error.status in (403, 404) else None
         return None
-
-    def _aside(self, loop: Loop, over: threading.Event) -> None:
-        """The server of metrics and health. Without it the process could not be observed, so if it ends, all ends."""
-        try:
-            loop(over)
-        except BaseException as error:
-            self.controller.fail(error)
 
     def _progress(self, done: DeviceClaimRound) -> None:
         if self.allocator.has_labelled:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
 import shutil
 import socket
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -18,17 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc.worker import until_set
-from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.errors import Denied, Failed
 
 if TYPE_CHECKING:
-    from devalloc.controller.permits import Host as Limits
-    from devalloc.controller.permits import PermitServer
-    from devalloc.controller.permits.hosts import FrozenHosts
     from devalloc.controller.pool_publisher import PublishResult
     from devalloc.inventory.config import DeviceRecords
     from devalloc.inventory.discover import Discovery
+    from devalloc.program import Loop, ProgressDisplay
     from devalloc.scaling.permits.endpoint import PublishedEndpoint
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
@@ -37,13 +30,8 @@ if TYPE_CHECKING:
     from devalloc_node.host.boundary import Host
     from devalloc_node.machines import MachineSettings
     from devalloc_node.node import ClaimSource, Node
-    from devalloc_node.parts import Loop
 
 Say = Callable[[str], None]
-CAPACITY_CACHE_SECONDS = 10.0
-"""Seconds for which the host's capacity is cached."""
-MACHINE_START_SECONDS = 5.0
-"""Seconds that a permit waits for a machine that is starting."""
 _REJOIN_ADVICE = "Register this host as Node {node} again. If that Node will not come back, "
 _FENCE_ADVICE = (
     f"{_REJOIN_ADVICE}restart this host, so that none of these machines runs, then take them away from that Node "
@@ -51,24 +39,6 @@ _FENCE_ADVICE = (
 )
 _DELETE_ADVICE = f"{_REJOIN_ADVICE}delete these claims and their pods"
 """``rename_advice`` of nodes of a cluster, whose plugins cannot choose their names."""
-
-
-@contextmanager
-def abandon_hung_threads(say: Say) -> Iterator[None]:
-    """At the end, give threads that hang (a guest that does not power down, a kernel that does not answer) a second,
-    then end the process without them: the journal records what they did, and the next start finishes it.
-    """
-    before = set(threading.enumerate())
-    yield
-    until = time.monotonic() + 1.0
-    for thread in set(threading.enumerate()) - before:
-        if not thread.daemon:
-            thread.join(max(0.0, until - time.monotonic()))
-            if thread.is_alive():
-                say("stopped before everything was finished; the next start finishes it")
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(0)
 
 
 def make_host(settings: MachineSettings, *, dry_run: bool, say: Say) -> Host:
@@ -195,6 +165,12 @@ def store_publishing(
         yield Publisher((host.watch, host.repair), host.rescan, withdraw)
 
 
+def show_published(display: ProgressDisplay, done: PublishResult) -> None:
+    """Report changes of the pools, if there are any: they are compared after every change of a claim or machine."""
+    if done.changed:
+        display.say(f"pools: {done}")
+
+
 def _withdraw_pools(
     store: Store, place: Path, name: str, on_published: Callable[[PublishResult], None], previous: str
 ) -> None:
@@ -232,7 +208,7 @@ def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
 def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
     """The permit server of a cluster's controller: a ConfigMap of its namespace has the address; requests carry this
     node's token for the API server."""
-    from devalloc.cli.permit_endpoint import published_endpoint
+    from devalloc.programs.permit_endpoint import published_endpoint
     from devalloc_node.agent.permit_client import ClusterEndpoint
 
     published = published_endpoint(client, namespace)
@@ -244,22 +220,6 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
             raise Failed("Unreachable", str(error)) from None
 
     return ClusterEndpoint(read)
-
-
-def store_loops(
-    store: Store, node: Node, *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
-) -> list[Loop]:
-    """All loops of the plugin for the VirtualMachines of a store. ``alone``: no
-    other process runs such loops on the store; ``endpoint``: the permit server that replaces the one of the settings.
-    """
-    from devalloc_node.machines import machines_of
-
-    not_ours = threading.Event()
-    loops = store_machines(store, node, not_ours, endpoint)
-    scaling = machines_of(node).settings.scaling
-    if scaling is not None and scaling.server is not None:
-        loops.append(store_permits(store, node, not_ours, alone=alone, say=say))
-    return loops
 
 
 def store_machines(
@@ -319,138 +279,6 @@ def store_machines(
     )
     created = ServiceMachines(operations, node.notifier, scaling=scalers, runners=runners, resync=node.settings.resync)
     return [machines.run, created.run, migrations.run, *(each.run for each in (scalers, runners) if each is not None)]
-
-
-def frozen_hosts(node: Node) -> FrozenHosts:
-    """This host's capacity, and the usage of machines without a VirtualMachine; inside, no machine can start."""
-    from devalloc.controller.permits import Host
-    from devalloc.inventory.capacity import discover_capacity
-    from devalloc.scaling.resources import Resources
-    from devalloc.store import Unavailable
-    from devalloc_node.machines import machines_of
-
-    part = machines_of(node)
-    limit, looked = Resources(0, 0), -CAPACITY_CACHE_SECONDS
-
-    @contextmanager
-    def still() -> Iterator[dict[str, Host]]:
-        nonlocal limit, looked
-        if time.monotonic() - looked > CAPACITY_CACHE_SECONDS:
-            capacity = discover_capacity(node.settings.root, part.settings.limits)
-            limit, looked = Resources(capacity.cpu.effective_limit, capacity.memory.effective_limit), time.monotonic()
-        try:
-            with part.machines.still(part.operations.without_object, Deadline.after(MACHINE_START_SECONDS)) as uses:
-                found_here = [(use.id.partition("/"), Resources(use.cpu, use.memory)) for use in uses]
-                others = {(key[0], key[2]): amount for key, amount in found_here}
-                yield {node.settings.node_name: Host(limit, others)}
-        except NodeError as error:
-            raise Unavailable(str(error)) from error
-
-    return still
-
-
-def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone: bool, say: Say) -> Loop:
-    """The permit server for the machines of this node, on loopback only.
-
-    If another process uses the port, it waits and retries, because the rest of the plugin does not need it;
-    ``not_ours`` is set meanwhile.
-    """
-    from devalloc.controller.permits import PermitServer, PermitServices, Settings
-    from devalloc.controller.permits.hosts import HostSource
-    from devalloc.controller.permits.leadership import new_holder, permits_lease
-    from devalloc.controller.permits.server import ServerAddresses
-    from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
-    from devalloc_node.machines import machines_of
-
-    still = frozen_hosts(node)
-
-    def hosts() -> Mapping[str, Limits]:
-        with still() as by_node:
-            return by_node
-
-    name, scaling = node.settings.node_name, machines_of(node).settings.scaling
-    assert scaling is not None
-    assert scaling.server is not None
-    dump = scaling.server.dump
-    settings = Settings(
-        port=scaling.server.requests,
-        dump_port=dump if isinstance(dump, int) else None,
-        token=scaling.token,
-        shown_to_all=scaling.has_own_token,
-        migration_seconds=scaling.server.migration_seconds,
-        **vars(replace(scaling.server.arithmetic, unit=scaling.unit)),
-    )
-
-    def ready(at: ServerAddresses) -> None:
-        not_ours.clear()
-        say("permit server at http://{}:{}/".format(*at.requests))
-
-    def waiting(text: str) -> None:
-        not_ours.clear()  # the holder of the lease may take the port, too
-        say(text)
-
-    def unheard(error: OSError) -> None:
-        if not not_ours.is_set():
-            why = os.strerror(error.errno or 0)
-            say(
-                "WARNING: no permits, so machines cannot grow: the permit server cannot listen on port "
-                f"{settings.port} of {settings.host}: {why}; stop the program that uses the port, or choose "
-                "another one with --permits-port; devalloc keeps trying"
-            )
-        not_ours.set()
-
-    server = PermitServer(
-        PermitServices(
-            store=store,
-            hosts=HostSource(hosts, still),
-            settings=settings,
-            leadership=permits_lease(store, new_holder(), node=name, alone=alone),
-            node=name,
-            migrator=StoreMigrator(store),
-            movable=partial(MovableMachines, store),
-            ready=ready,
-            unheard=unheard,
-            waiting=waiting,
-        )
-    )
-
-    def run(stop: threading.Event) -> None:
-        with _serve_ledgers(server, dump if isinstance(dump, Path) else None, stop):
-            server.run(stop)
-
-    return run
-
-
-@contextmanager
-def _serve_ledgers(server: PermitServer, at: Path | None, stop: threading.Event) -> Iterator[None]:
-    """While inside, until ``stop`` is set, serve state and metrics at a unix socket that only this user can open."""
-    from devalloc.controller.permits.metrics import TYPE
-    from devalloc_node.agent.agent import page_served
-    from devalloc_node.net.http import JSON, HttpRequest, HttpResponse
-
-    async def respond(request: HttpRequest) -> HttpResponse:
-        if request.method not in ("GET", "HEAD"):
-            return HttpResponse(405, b"GET it")
-        show, kind = (server.metrics.text, TYPE) if request.path == "/metrics" else (server.shown, JSON)
-        text = await server.seen(show)
-        return (
-            HttpResponse(503, b"no permits are given here just now") if text is None else HttpResponse(200, text, kind)
-        )
-
-    async def until_stopped() -> None:
-        async with page_served(respond, at, "the ledgers of permits", "--permits-dump-port"):
-            await until_set(stop)
-
-    if at is None:
-        yield
-        return
-    thread = threading.Thread(target=lambda: asyncio.run(until_stopped()), name="permits-ledgers", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
@@ -518,3 +346,19 @@ def cluster_publishing(
             ),
         )
         yield Publisher(slices.loops, slices.rescan, partial(warn_of_previous_name, client, SLICES))
+
+
+def store_loops(
+    store: Store, node: Node, *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
+) -> list[Loop]:
+    """All loops of the plugin for the VirtualMachines of a store. ``alone``: no other process runs such loops on the
+    store; ``endpoint``: the permit server that replaces the one of the settings."""
+    from devalloc.programs.node_permits import store_permits
+    from devalloc_node.machines import machines_of
+
+    not_ours = threading.Event()
+    loops = store_machines(store, node, not_ours, endpoint)
+    scaling = machines_of(node).settings.scaling
+    if scaling is not None and scaling.server is not None:
+        loops.append(store_permits(store, node, not_ours, alone=alone, say=say))
+    return loops

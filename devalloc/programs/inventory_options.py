@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from devalloc.cli.command import BadInput
 from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, kinds_by_name, read_added_kinds
-from devalloc.settings import EXISTING_FOLDER, OneOf, Whole, setting
+from devalloc.settings import EXISTING_FOLDER, BadSetting, OneOf, Whole, setting
 
 if TYPE_CHECKING:
     from devalloc.inventory.config import InventoryConfig
@@ -111,7 +110,7 @@ class InventoryOptions:
         return self.node_name or socket.gethostname().lower()
 
     def check_node_name(self, *, is_cluster: bool = False) -> None:
-        """Raises BadInput for a name that no node can have: the names of its pools begin with it."""
+        """Raises BadSetting for a name that no node can have: the names of its pools begin with it."""
         from devalloc.api.fields import is_subdomain_name, quote_value
 
         if is_subdomain_name(self.node):
@@ -121,37 +120,38 @@ class InventoryOptions:
             advice = "use the name of the Node (--node-name)"
         else:
             advice = "name the node with --node-name" if self.node_name is None else "choose another name"
-        raise BadInput(
-            f"{what} {quote_value(self.node)} is not a valid name of a node (lower-case letters, digits, '-' and '.', "
-            f"at most 253 characters): {advice}"
+        raise BadSetting(
+            what,
+            f"{quote_value(self.node)} is not a valid name of a node (lower-case letters, digits, '-' and '.', "
+            f"at most 253 characters): {advice}",
         )
 
     @property
     def added_kinds(self) -> tuple[DeviceKind, ...]:
-        """The kinds that the admin adds. Raises BadInput."""
+        """The kinds that the admin adds. Raises BadSetting."""
         try:
             return read_added_kinds(self.device_kinds)
         except ValueError as error:
-            raise BadInput(f"--device-kind: {error}") from error
+            raise BadSetting("--device-kind", f": {error}") from error
 
     @property
     def networks(self) -> dict[str, str]:
-        """The network of each port that has one. Raises BadInput."""
+        """The network of each port that has one. Raises BadSetting."""
         networks: dict[str, str] = {}
         for text in self.physical_networks:
             name, _, ports = text.partition("=")
             if not _NETWORK.fullmatch(name) or not all(ports.split(",")):
-                raise BadInput(f"--physical-network: invalid {text[:80]!r}: write NAME=PORT[,PORT...]")
+                raise BadSetting("--physical-network", f": invalid {text[:80]!r}: write NAME=PORT[,PORT...]")
             for port in map(_port, ports.split(",")):
                 if networks.setdefault(port, name) != name:
-                    raise BadInput(f"--physical-network: {port} cannot be in both {networks[port]} and {name}")
+                    raise BadSetting("--physical-network", f": {port} cannot be in both {networks[port]} and {name}")
         return networks
 
     def check_kinds(self, option: str, names: Collection[str], valid: Iterable[str]) -> None:
-        """Raises BadInput if a kind does not exist."""
+        """Raises BadSetting if a kind does not exist."""
         if unknown := sorted(set(names) - {*valid}):
             advice = f"valid: {', '.join(valid)}; --device-kind adds others"
-            raise BadInput(f"{option}: unknown kind {', '.join(unknown)} ({advice})")
+            raise BadSetting(option, f": unknown kind {', '.join(unknown)} ({advice})")
 
     @property
     def policy(self) -> dict[str, Any]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from devalloc.cli.command import BadInput
-from devalloc.cli.documents import read_manifests
-from devalloc.cli.node_client import DEFAULT_SOCKET as SOCKET
-from devalloc.cli.options.inventory import InventoryOptions
-from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
-from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
-from devalloc.cli.terminal import print_note
+from devalloc.controller.settings import DEFAULT_MIGRATION_LIMITS, MigrationLimits
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, allowable
 from devalloc.inventory.capacity.config import CapacityConfig, parse_bandwidth, parse_size
-from devalloc.settings import EXISTING_FILE, FOLDER, OneOf, PathTo, Whole, group, parse_duration, setting
+from devalloc.programs.inventory_options import InventoryOptions
+from devalloc.programs.scaling_options import ScalingOptions, parse_networks, scaling_settings
+from devalloc.programs.settings import DEFAULT_SOCKET as SOCKET
+from devalloc.settings import EXISTING_FILE, FOLDER, BadSetting, OneOf, PathTo, Whole, group, parse_duration, setting
 from devalloc_node.errors import Denied
 
 if TYPE_CHECKING:
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
     from devalloc_node.vms.migrations import MigrationSettings
     from devalloc_node.warm.addresses import BridgeNetwork, CniNetwork
     from devalloc_node.warm.setup import WarmConfig
+
+
+log = logging.getLogger(__name__)
+
+Note = Callable[[str], None]
+"""Gets warnings about what was set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,28 +103,30 @@ class WarmOptions:
 
 
 def _warm_network(options: WarmOptions) -> BridgeNetwork | CniNetwork | None:
-    """Raises BadInput."""
+    """Raises BadSetting."""
     from devalloc_node.warm.addresses import BridgeNetwork
 
     for network, flags in (("bridge", _bridge_flags(options)), ("cni", {"--cni-network": bool(options.cni_network)})):
         if options.warm_network != network and (used := [flag for flag, is_used in flags.items() if is_used]):
-            raise BadInput(f"{used[0]} needs --warm-network {network}")
+            raise BadSetting(used[0], f"needs --warm-network {network}")
     if options.warm_network is None:
         return None
     if options.ready is None:
-        raise BadInput("--warm-network needs --warm, the number of warm setups to keep ready")
+        raise BadSetting("--warm-network", "needs --warm, the number of warm setups to keep ready")
     if shutil.which(options.nft) is None:
-        raise BadInput(f"--warm-network needs nft, but {options.nft} was not found: install nftables, or set --nft")
+        raise BadSetting(
+            "--warm-network", f"needs nft, but {options.nft} was not found: install nftables, or set --nft"
+        )
     if options.warm_network == "cni":
         return _cni_network(options)
     try:
         subnet = ipaddress.IPv4Network(options.warm_subnet)
     except ValueError as error:
-        raise BadInput(f"--warm-subnet must be an IPv4 network such as 10.88.0.0/16: {error}") from None
+        raise BadSetting("--warm-subnet", f"must be an IPv4 network such as 10.88.0.0/16: {error}") from None
     try:
         servers = tuple(str(ipaddress.IPv4Address(server)) for server in options.warm_nameserver)
     except ValueError as error:
-        raise BadInput(f"--warm-nameserver must be an IPv4 address: {error}") from None
+        raise BadSetting("--warm-nameserver", f"must be an IPv4 address: {error}") from None
     try:
         return BridgeNetwork(
             options.warm_bridge,
@@ -131,11 +138,11 @@ def _warm_network(options: WarmOptions) -> BridgeNetwork | CniNetwork | None:
             options.nft,
         )
     except ValueError as error:
-        raise BadInput(f"--warm-network bridge: {error}") from None
+        raise BadSetting("--warm-network", f"bridge: {error}") from None
 
 
 def _cni_network(options: WarmOptions) -> CniNetwork:
-    """Raises BadInput."""
+    """Raises BadSetting."""
     from devalloc_node.warm.addresses import CniNetwork
     from devalloc_node.warm.cni import load_list
 
@@ -143,7 +150,7 @@ def _cni_network(options: WarmOptions) -> CniNetwork:
     try:
         load_list(network)
     except OSError as error:
-        raise BadInput(f"--warm-network cni: {error.filename}: {error.strerror}") from None
+        raise BadSetting("--warm-network", f"cni: {error.filename}: {error.strerror}") from None
     return network
 
 
@@ -158,12 +165,12 @@ def _bridge_flags(options: WarmOptions) -> dict[str, bool]:
 
 
 def warm_settings(
-    options: WarmOptions, node: str, run: Path, machines: MachineConfig, users: range
+    options: WarmOptions, node: str, run: Path, machines: MachineConfig, users: range, note: Note
 ) -> WarmConfig | None:
     """The settings of the pool of warm setups; None without --warm.
 
     ``run``: the folder of setups. ``users``: of paused machines, if the plugin is root. Raises
-    BadInput.
+    BadSetting.
     """
     from devalloc_node.machine.machine_files import AllowedFolder
     from devalloc_node.warm.setup import WarmConfig
@@ -172,14 +179,16 @@ def warm_settings(
     network = _warm_network(options)
     if options.ready is None:
         if file is not None:
-            raise BadInput("--warm-machine needs --warm, the number of paused machines")
+            raise BadSetting("--warm-machine", "needs --warm, the number of paused machines")
         if options.warm_vcpus_per_cpu is not None:
-            raise BadInput("--warm-vcpus-per-cpu needs --warm: it limits the CPUs of warm setups")
+            raise BadSetting("--warm-vcpus-per-cpu", "needs --warm: it limits the CPUs of warm setups")
     if options.ready is None:
         return None
     if options.ready > most:
-        raise BadInput(f"--warm: cannot keep {options.ready} warm setups ready, because --warm-most allows {most}")
-    waiting = None if file is None else _waiting_machine(file, node)
+        raise BadSetting(
+            "--warm", f": cannot keep {options.ready} warm setups ready, because --warm-most allows {most}"
+        )
+    waiting = None if file is None else _waiting_machine(file, node, note)
     own = users if waiting is not None and os.geteuid() == 0 else None
     return WarmConfig(
         options.ready,
@@ -198,25 +207,32 @@ def warm_settings(
     )
 
 
-def _waiting_machine(file: Path, node: str) -> VirtualMachine:
+def _waiting_machine(file: Path, node: str, note: Note) -> VirtualMachine:
+    from devalloc.api.decode import decode
+    from devalloc.api.manifests import load
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc_node.warm.paused_machine import check_template
 
-    documents = [document.content for document in read_manifests([str(file)], "default").good]
-    if len(documents) != 1 or documents[0]["kind"] != "VirtualMachine":
-        raise BadInput(f"--warm-machine: {file} must contain one VirtualMachine, and nothing else")
-    machine = VirtualMachine.model_validate(documents[0])
+    manifests = load([str(file)])
+    decoded = [decode(each.content) for each in manifests.documents]
+    problems = [*manifests.problems, *(problem for each in decoded for problem in each.problems)]
+    for problem in problems:
+        note(str(problem))
+    objects = [each.object for each in decoded if each.object is not None]
+    machine = objects[0] if len(objects) == 1 else None
+    if not isinstance(machine, VirtualMachine):
+        raise BadSetting("--warm-machine", f": {file} must contain one VirtualMachine, and nothing else")
     try:
         check_template(machine)
     except Denied as error:
-        raise BadInput(f"--warm-machine: {error.message}") from None
+        raise BadSetting("--warm-machine", f": {error.message}") from None
     for ignored, field, why in (
         (machine.spec.scaling is not None, "scaling", "the machine that adopts it sets that"),
         (not machine.spec.running, "running", "it is paused until its owner runs it"),
         (machine.spec.node_name not in (None, node), "nodeName", f"it is on this node, {node}"),
     ):
         if ignored:
-            print_note(f"--warm-machine {file}: warning: spec.{field}: is ignored: {why}")
+            note(f"--warm-machine {file}: warning: spec.{field}: is ignored: {why}")
     return machine
 
 
@@ -422,14 +438,14 @@ class PluginOptions:
 
 
 def check_published(options: PluginOptions, *, host_capacity: bool) -> None:
-    """Refuse options that only add to what a host publishes for machines, if it publishes nothing. Raises BadInput."""
+    """Refuse what only adds to what a host publishes for machines, if it publishes nothing. Raises BadSetting."""
     published = (
         ("--shared-storage", bool(options.access.shared_storage)),
         ("--migration-address", options.machines.migration_address is not None),
     )
     for option, is_given in published:
         if is_given and not host_capacity:
-            raise BadInput(f"{option} needs --host-capacity, with which this host publishes what it has for machines")
+            raise BadSetting(option, "needs --host-capacity, with which this host publishes what it has for machines")
 
 
 def state_folders(state: Path | None, socket: Path, machine_dir: Path | None) -> tuple[Path, Path]:
@@ -449,10 +465,12 @@ def node_settings(
     options: PluginOptions,
     resync: float,
     kubelet: KubeletSettings | None = None,
-    migrations: MigrationOptions = DEFAULT_MIGRATIONS,
+    migrations: MigrationLimits = DEFAULT_MIGRATION_LIMITS,
+    note: Note = log.warning,
 ) -> MachineSettings:
-    """The node plugin's settings. ``resync``: seconds between looks. ``migrations``: those of the controller. Raises
-    BadInput, CommandFailed."""
+    """The node plugin's settings. ``resync``: seconds between looks. ``migrations``: those of the controller.
+    ``note``: gets warnings. Raises
+    BadSetting, CapacityError."""
     from devalloc_node.binding.binding import BindingConfig
     from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.machines import MachineSettings, machines_part
@@ -465,7 +483,7 @@ def node_settings(
         try:
             check_address(options.metrics)
         except ValueError as error:
-            raise BadInput(f"--metrics: {error}") from None
+            raise BadSetting("--metrics", f": {error}") from None
     door = (options.socket or (SOCKET if os.geteuid() == 0 else (options.state or _home()) / SOCKET.name)).absolute()
     home, run = state_folders(options.state, door, options.machines.machine_dir)
     users, waiting_users = _users(options.machines.machine_users)
@@ -491,7 +509,7 @@ def node_settings(
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
     root, limits = inventory.sysfs_root, options.limits.checked(home.parent)
     setups = door.parent / "warm"
-    warm = warm_settings(options.warm, inventory.node, setups, machines, waiting_users)
+    warm = warm_settings(options.warm, inventory.node, setups, machines, waiting_users, note)
     return MachineSettings(
         inventory.node,
         bindings,
@@ -504,7 +522,7 @@ def node_settings(
         machines=machines,
         limits=limits,
         capacity=_capacity(options, root, limits),
-        scaling=scaling_settings(options.scaling, options.metrics, door, migrations),
+        scaling=scaling_settings(options.scaling, options.metrics, door, note, migrations),
         migrations=_migrations(options.machines),
         runners=parse_networks("--runner-network", options.scaling.runner_networks),
         shared_storage=tuple(Path(folder) for folder in options.access.shared_storage),
@@ -527,7 +545,7 @@ def _capacity(options: PluginOptions, root: Path, config: CapacityConfig) -> Hos
 
 
 def _migrations(options: MachineOptions) -> MigrationSettings:
-    """Raises BadInput."""
+    """Raises BadSetting."""
     from devalloc_node.vms.migrations import MigrationSettings
 
     address = options.migration_address
@@ -535,46 +553,47 @@ def _migrations(options: MachineOptions) -> MigrationSettings:
         try:
             parsed = ipaddress.ip_address(address)
         except ValueError:
-            raise BadInput(f"--migration-address must be an address of IPv4 or IPv6, not {address!r}") from None
+            raise BadSetting("--migration-address", f"must be an address of IPv4 or IPv6, not {address!r}") from None
         if parsed.is_unspecified or parsed.is_multicast:
-            raise BadInput(f"--migration-address must be one address, which other nodes reach, not {address}")
+            raise BadSetting("--migration-address", f"must be one address, which other nodes reach, not {address}")
         address = parsed.compressed
     if options.migration_bandwidth == 0:
-        raise BadInput("--migration-bandwidth must be more than 0")
+        raise BadSetting("--migration-bandwidth", "must be more than 0")
     return MigrationSettings(address, options.migration_bandwidth)
 
 
 def _firmware(option: str, text: str | None) -> FirmwareFiles | None:
-    """``CODE:VARS``. Raises BadInput."""
+    """``CODE:VARS``. Raises BadSetting."""
     from devalloc_node.machine.machine_files import FirmwareFiles
 
     if text is None:
         return None
     code, colon, variables = text.partition(":")
     if not (colon and code.startswith("/") and variables.startswith("/")) or ":" in variables:
-        raise BadInput(f"{option} must be two absolute paths, CODE:VARS, not {text!r}")
+        raise BadSetting(option, f"must be two absolute paths, CODE:VARS, not {text!r}")
     return FirmwareFiles(Path(code), Path(variables))
 
 
 def _folder(option: str, text: str) -> AllowedFolder:
-    """``DIR``, ``DIR:shared`` or ``DIR:any``. Raises BadInput."""
+    """``DIR``, ``DIR:shared`` or ``DIR:any``. Raises BadSetting."""
     from devalloc_node.machine.machine_files import AllowedFolder
 
     path, sharing = text, "own"
     if text.endswith((":shared", ":any")):
         path, _, sharing = text.rpartition(":")
     if not path or Path(path).is_file():
-        raise BadInput(f"{option} must be a folder such as /var/lib/devalloc/images, not {text!r}")
+        raise BadSetting(option, f"must be a folder such as /var/lib/devalloc/images, not {text!r}")
     if option == "--qmp-folder" and sharing == "shared":
-        raise BadInput(
-            f"{option} {text}: read-only access is impossible, a connection to a QMP socket can change the machine; "
-            f"use {path}:any"
+        raise BadSetting(
+            option,
+            f"{text}: read-only access is impossible, a connection to a QMP socket can change the machine; "
+            f"use {path}:any",
         )
     return AllowedFolder(Path(path).absolute(), cast("FolderSharing", sharing))
 
 
 def _users(text: str | None) -> tuple[range, range]:
-    """User ids of machines, and of paused ones. Raises BadInput if the host already uses some of them."""
+    """User ids of machines, and of paused ones. Raises BadSetting if the host already uses some of them."""
     from devalloc_node.machine.machine_files import USERS
     from devalloc_node.machine.user_ids import owners_among
 
@@ -582,12 +601,13 @@ def _users(text: str | None) -> tuple[range, range]:
     if text is not None:
         first, _, last = text.partition("-")
         if not (first.isdecimal() and last.isdecimal()) or not 0 < int(first) < int(last) < 2**32 - 1:
-            raise BadInput(f"--machine-users must be a range such as {both[0]}-{both[-1]}, not {text!r}")
+            raise BadSetting("--machine-users", f"must be a range such as {both[0]}-{both[-1]}, not {text!r}")
         both = range(int(first), int(last) + 1)
     if os.geteuid() == 0 and (whose := owners_among(both)):
-        raise BadInput(
-            f"--machine-users {both[0]}-{both[-1]}: {'; '.join(whose)}: other processes of a machine's user could "
-            "change its memory and disks; choose an unused range"
+        raise BadSetting(
+            "--machine-users",
+            f"{both[0]}-{both[-1]}: {'; '.join(whose)}: other processes of a machine's user could "
+            "change its memory and disks; choose an unused range",
         )
     half = len(both) // 2
     return both[:half], both[half:]
@@ -596,5 +616,5 @@ def _users(text: str | None) -> tuple[range, range]:
 def _tap(text: str) -> str:
     only, colon, names = text.rpartition(":")
     if not names or (colon and not only) or "/" in text or len(names) > _MAX_TAP_PATTERN:
-        raise BadInput(f"--tap must be a pattern such as vm* or team-a:vm*, not {text!r}")
+        raise BadSetting("--tap", f"must be a pattern such as vm* or team-a:vm*, not {text!r}")
     return text

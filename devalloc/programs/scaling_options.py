@@ -6,18 +6,23 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from devalloc.cli.command import BadInput
-from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
-from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, amounts, permit_arithmetic
-from devalloc.cli.terminal import print_note
-from devalloc.settings import EXISTING_FILE, PORT, Whole, declared, given_options, group, setting
+from devalloc.controller.settings import DEFAULT_MIGRATION_LIMITS, MigrationLimits
+from devalloc.programs.permit_options import (
+    COMPAT,
+    COMPUTE_UNIT,
+    OF_PERMITS,
+    PermitsOptions,
+    amounts,
+    permit_arithmetic,
+)
+from devalloc.settings import EXISTING_FILE, PORT, BadSetting, Whole, declared, given_options, group, setting
 
 if TYPE_CHECKING:
     from devalloc.scaling.agent_config import AgentConfig
@@ -126,12 +131,16 @@ OF_PERMIT_SERVER = (*_OF_LOCAL_SERVER, "--permits-token-file")
 
 
 def scaling_settings(
-    options: ScalingOptions, metrics: str | None, door: Path, migrations: MigrationOptions = DEFAULT_MIGRATIONS
+    options: ScalingOptions,
+    metrics: str | None,
+    door: Path,
+    note: Callable[[str], None],
+    migrations: MigrationLimits = DEFAULT_MIGRATION_LIMITS,
 ) -> ScalingSettings | None:
     """The settings of the agent and its permit server; None without --scaling.
 
     ``metrics``: the address of the metrics; ``door``: the node plugin's own socket, beside which the sockets with the
-    agent's state are; ``migrations``: those of the controller. Raises BadInput.
+    agent's state are; ``note``: gets warnings; ``migrations``: those of the controller. Raises BadSetting.
     """
     from devalloc.scaling.versions import ProtocolEra
     from devalloc_node.agent.settings import ScalingSettings
@@ -139,11 +148,11 @@ def scaling_settings(
     if not options.enabled:
         given = [name for name in reversed(given_options(options)) if name not in _NOT_OF_THE_AGENT]
         if given:
-            raise BadInput(f"{' and '.join(given)} need{'s' if len(given) == 1 else ''} --scaling")
+            raise BadSetting(" and ".join(given), f"need{'s' if len(given) == 1 else ''} --scaling")
         return None
     plain, era = ScalingSettings(), None if options.compat is None else ProtocolEra(options.compat)
-    agent = _agent(options.agent_config, era or plain.era)
-    server = _server_ports(options, door, migrations.deadline)
+    agent = _agent(options.agent_config, era or plain.era, note)
+    server = _server_ports(options, door, migrations.timeout)
     dump = _listen_place(options.dump_port, door, "agent")
     _check_ports({"--dump-port": dump, "--metrics": _port_of(metrics)}, server)
     secret = None if options.permits_token_file is None else _token(options.permits_token_file)
@@ -180,25 +189,25 @@ def _server_ports(options: ScalingOptions, door: Path, migration_seconds: float)
         from devalloc_node.agent.settings import ServerPorts
 
         if options.permits_without_token and options.permits_token_file is not None:
-            raise BadInput("--permits-without-token and --permits-token-file exclude each other")
+            raise BadSetting("--permits-without-token", "and --permits-token-file exclude each other")
         requests = DEFAULT_PORT if options.permits_port is None else options.permits_port
         dump = _listen_place(options.permits_dump_port, door, "permits")
         return ServerPorts(requests, dump, permit_arithmetic(options.arithmetic, options.compat), migration_seconds)
     for name in reversed(given_options(options)):
         if name in _OF_LOCAL_SERVER:
-            raise BadInput(f"{name} configures the local permit server, which does not run with --permits")
+            raise BadSetting(name, "configures the local permit server, which does not run with --permits")
     return None
 
 
 def _check_ports(ports: Mapping[str, Path | int | None], server: ServerPorts | None) -> None:
-    """Refuse a port that two options use. Raises BadInput."""
+    """Refuse a port that two options use. Raises BadSetting."""
     wanted = dict(ports)
     if server is not None:
         wanted |= {"--permits-port": server.requests, "--permits-dump-port": server.dump}
     owners: dict[int, str] = {}
     for name, port in wanted.items():
         if isinstance(port, int) and (other := owners.setdefault(port, name)) != name:
-            raise BadInput(f"{other} and {name} both use port {port}; change one")
+            raise BadSetting(other, f"and {name} both use port {port}; change one")
 
 
 def _port_of(metrics: str | None) -> int | None:
@@ -215,13 +224,13 @@ def _url(text: str) -> str:
     except ValueError:  # no port, no address
         good = False
     if not good or not text.isascii() or not text.isprintable() or " " in text:
-        raise BadInput(
-            f"--permits must be a URL such as http://127.0.0.1:10299/, without user, query and fragment, not {text}"
+        raise BadSetting(
+            "--permits", f"must be a URL such as http://127.0.0.1:10299/, without user, query and fragment, not {text}"
         )
     return text
 
 
-def _agent(path: Path | None, era: ProtocolEra) -> AgentConfig:
+def _agent(path: Path | None, era: ProtocolEra, note: Callable[[str], None]) -> AgentConfig:
     """The defaults of agents of that era, changed by the file."""
     from devalloc.scaling.agent_config import AGENT_SETTINGS, default_agent_config, read_agent_config
 
@@ -231,23 +240,23 @@ def _agent(path: Path | None, era: ProtocolEra) -> AgentConfig:
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"--agent-config {path}: {error}") from None
+        raise BadSetting("--agent-config", f"{path}: {error}") from None
     read = read_agent_config(content, era)
     for problem in read.problems:
         if not problem.is_error:
-            print_note(f"--agent-config {path}: {problem}")
+            note(f"--agent-config {path}: {problem}")
     if read.config is None:
         wrong = "; ".join(str(problem) for problem in read.problems if problem.is_error)
-        raise BadInput(f"--agent-config {path}: {wrong}")
+        raise BadSetting("--agent-config", f"{path}: {wrong}")
     for each in AGENT_SETTINGS:
         why, value = _NOT_OF_AGENTS.get(each.attribute), getattr(read.config, each.attribute)
         if why is not None and value != getattr(plain, each.attribute):
-            print_note(f"--agent-config {path}: warning: {each.path}: is ignored: {why}")
+            note(f"--agent-config {path}: warning: {each.path}: is ignored: {why}")
     return read.config
 
 
 def compute_unit(text: str) -> Resources:
-    """The value of --compute-unit. Raises BadInput."""
+    """The value of --compute-unit. Raises BadSetting."""
     return _whole(amounts("--compute-unit", text, "250m,1Gi"), "--compute-unit")
 
 
@@ -257,7 +266,7 @@ def _whole(unit: Resources, name: str) -> Resources:
 
     if unit.cpu == 0 or unit.memory == 0 or unit.memory % MEMORY_BLOCK:
         shown = f"{cpu_to_quantity(unit.cpu)},{bytes_to_quantity(unit.memory)}"
-        raise BadInput(f"{name} must have some CPU, and memory in multiples of 2Mi, not {shown}")
+        raise BadSetting(name, f"must have some CPU, and memory in multiples of 2Mi, not {shown}")
     return unit
 
 
@@ -266,17 +275,18 @@ def _token(path: Path) -> str:
         with path.open("rb") as file:
             mode, content = os.fstat(file.fileno()).st_mode, file.read(_MAX_TOKEN + 1)
     except OSError as error:
-        raise BadInput(f"--permits-token-file {path}: {error.strerror}") from None
+        raise BadSetting("--permits-token-file", f"{path}: {error.strerror}") from None
     if stat.S_ISREG(mode) and mode & 0o077:
-        raise BadInput(
-            f"--permits-token-file {path} is open to other users (mode {stat.S_IMODE(mode):04o}), who could ask for "
-            f"permits as this node; `chmod 600 {path}`"
+        raise BadSetting(
+            "--permits-token-file",
+            f"{path} is open to other users (mode {stat.S_IMODE(mode):04o}), who could ask for "
+            f"permits as this node; `chmod 600 {path}`",
         )
     text = content.decode("ascii", "replace").strip()
     if not text.isascii() or not text.isprintable() or not _MIN_TOKEN <= len(text) <= _MAX_TOKEN:
-        raise BadInput(
-            f"--permits-token-file {path} must contain one line of {_MIN_TOKEN} to {_MAX_TOKEN} printable ASCII "
-            "characters"
+        raise BadSetting(
+            "--permits-token-file",
+            f"{path} must contain one line of {_MIN_TOKEN} to {_MAX_TOKEN} printable ASCII characters",
         )
     return text
 
@@ -285,4 +295,4 @@ def parse_networks(option: str, texts: Sequence[str]) -> tuple[Network, ...]:
     try:
         return tuple(ip_network(text) for text in texts)
     except ValueError as error:
-        raise BadInput(f"{option} must be a network such as 10.1.0.0/16: {error}") from None
+        raise BadSetting(option, f"must be a network such as 10.1.0.0/16: {error}") from None

@@ -1,0 +1,283 @@
+"""``devalloc node``: the node plugin as a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from devalloc.program import Control, Loop, Program, ProgressDisplay
+from devalloc.programs.inventory_options import InventoryOptions
+from devalloc.programs.node_options import PluginOptions, check_published, node_settings
+from devalloc.programs.scaling_options import OF_PERMIT_SERVER
+from devalloc.programs.settings import (
+    HOST_CAPACITY,
+    OTLP_ENDPOINT,
+    RESYNC,
+    STORE,
+    is_default_store,
+    node_state_folder,
+    store_path,
+)
+from devalloc.settings import (
+    EXISTING_FILE,
+    FOLDER,
+    BadSetting,
+    OneOf,
+    declared,
+    given_options,
+    group,
+    setting,
+)
+
+if TYPE_CHECKING:
+    from devalloc.controller.host_inventory import DiscoverFunction
+    from devalloc.store import Store
+    from devalloc.store.kubernetes import Client
+    from devalloc_node.daemon import Publisher
+    from devalloc_node.host.boundary import Host
+    from devalloc_node.host.lock_folder import PublishMode
+    from devalloc_node.machines import MachineSettings
+    from devalloc_node.node import Node
+    from devalloc_node.settings import KubeletSettings
+
+_APIS = ("v1", "v1beta1")
+_LEASE_SECONDS = 3.0
+"""How long the API server may take to write that this plugin runs, or has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """The node plugin as a process of its own, for a store or a cluster."""
+
+    store: Path | None = declared(STORE)
+    inventory: InventoryOptions = group(InventoryOptions)
+    plugin: PluginOptions = group(PluginOptions)
+    host_capacity: bool = declared(HOST_CAPACITY)
+    otlp_endpoint: str | None = declared(OTLP_ENDPOINT)
+    kubeconfig: Path | None = setting(
+        "Work for this cluster instead of a store.",
+        type=EXISTING_FILE,
+        metavar="PATH",
+        env="DEVALLOC_KUBECONFIG",
+        usual=True,
+    )
+    in_cluster: bool = setting(
+        "Work for this pod's cluster, with the pod's service account.", default=False, usual=True
+    )
+    publish: Literal["slices", "pools"] | None = setting(
+        "How to publish this node's devices to a cluster: as ResourceSlices, for the ResourceClaims of pods (the "
+        "default), or as DevicePools, for DeviceClaims and VirtualMachines; never both.",
+        type=OneOf(["slices", "pools"]),
+        env="DEVALLOC_PUBLISH",
+    )
+    kubelet_dir: Path = setting(
+        "The kubelet's --root-dir.", type=FOLDER, default=Path("/var/lib/kubelet"), metavar="DIR"
+    )
+    kubelet_api: tuple[str, ...] = setting(
+        "Version of DRAPlugin to serve. Repeatable.", type=OneOf(_APIS), default=(), unset="all"
+    )
+    driver_name: str = setting(
+        "The driver name, device.driver in DeviceClasses.", default="devalloc.io", metavar="NAME"
+    )
+    allocator: Literal["kubernetes", "devalloc"] = setting(
+        "Which program allocates this node's devices in a cluster: kube-scheduler, or devalloc's controller for claims "
+        "with the label devalloc.io/allocator: devalloc.",
+        type=OneOf(["kubernetes", "devalloc"]),
+        default="kubernetes",
+        env="DEVALLOC_ALLOCATOR",
+    )
+    pod_uid: str | None = setting(
+        "UID of this pod, so that the old and the new pod of a rolling update can serve side by side.",
+        metavar="UID",
+        env="POD_UID",
+    )
+    namespace: str = setting(
+        "Namespace in which the cluster's controller publishes the address of its permit server.",
+        default="devalloc-system",
+        metavar="NAME",
+        env="POD_NAMESPACE",
+    )
+    resync: float = declared(RESYNC)
+
+    @property
+    def is_cluster(self) -> bool:
+        return self.kubeconfig is not None or self.in_cluster
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether it serves the ResourceClaims of pods."""
+        return self.is_cluster and self.publish != "pools"
+
+    @property
+    def asks_controller(self) -> bool:
+        """Whether the cluster's controller names the permit server."""
+        return self.is_cluster and self.plugin.scaling.enabled and self.plugin.scaling.permits is None
+
+
+def node(
+    options: NodeOptions,
+    client: Client | None,
+    display: ProgressDisplay,
+    note: Callable[[str], None],
+    control: Control,
+) -> Program:
+    """Bind the devices of this host's claims, and pass them to machines and pods.
+
+    ``client``: of the cluster, if it works for one. ``note``: gets warnings about options. Raises BadSetting,
+    CapacityError, NodeError, StoreError, and ValueError where others wrote what cannot be.
+    """
+    from devalloc.programs import node_parts as on
+    from devalloc.service_manager import Heartbeat, ServiceManager
+    from devalloc_node.daemon import daemon
+    from devalloc_node.host import lock_folder
+
+    _check(options)
+    settings = _settings(options, store_path(options.store), note)
+    dry_run = options.plugin.dry_run
+    with ExitStack() as stack:
+        host = on.make_host(settings, dry_run=dry_run, say=display.say)
+        if client is not None and not dry_run:
+            way: PublishMode = ("set-aside" if settings.set_aside else "slices") if options.has_slices else "pools"
+            place = (settings.socket or settings.state / "node.sock").parent
+            stack.enter_context(lock_folder.exclusive_host(place, way, display.say))
+        wiring = _Wiring(options, settings, host, client, display, stack)
+        plugin, publishing, loops = wiring.slices() if options.has_slices else wiring.pools()
+        plugin.control = control
+        loops.append(Heartbeat(ServiceManager(), lambda: True, lambda: plugin.rounds).run)
+        program = daemon(plugin, publishing, display.say, extra_loops=loops)
+        stack.push(program.parts)
+        return replace(program, parts=stack.pop_all())
+
+
+Wired = tuple["Node", "Publisher", list[Loop]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wiring:
+    """Opens the plugin and what it publishes to."""
+
+    options: NodeOptions
+    settings: MachineSettings
+    host: Host
+    client: Client | None
+    display: ProgressDisplay
+    stack: ExitStack
+
+    def slices(self) -> Wired:
+        """For the ResourceClaims of pods."""
+        from devalloc.programs import node_parts as on
+        from devalloc_node.node import open_node
+
+        client, driver, name = self.client, self.options.driver_name, self.settings.node_name
+        assert client is not None
+        self.display.say(f"node {name}, claims of the cluster; Ctrl-C stops")
+        source = on.cluster_source(client, driver, name)
+        plugin = self.stack.enter_context(open_node(self.settings, self.host, source))
+        published = on.cluster_publishing(client, driver, plugin, self._look(plugin))
+        return plugin, self.stack.enter_context(published), []
+
+    def pools(self) -> Wired:
+        """For the DeviceClaims and VirtualMachines of a store or a cluster."""
+        from devalloc.controller.host_inventory import machines_with_disk, with_host_pool
+        from devalloc.programs import node_parts as on
+        from devalloc_node.node import open_node
+
+        options, settings, client, name = self.options, self.settings, self.client, self.settings.node_name
+        dry_run = options.plugin.dry_run
+        pools, place, loops = self._store()
+        self.stack.enter_context(closing(pools))
+        plugin = self.stack.enter_context(open_node(settings, self.host, on.store_source(pools, name)))
+        look = self._look(plugin)
+        if options.host_capacity and not dry_run:  # without a plugin that runs machines, none must be placed here
+            data_dir = place.parent if client is None else settings.state.parent
+            config, shared = options.plugin.limits.checked(data_dir), options.plugin.access.shared_storage
+            receives, reserving = settings.migrations.address is not None, partial(machines_with_disk, pools, name)
+            look = with_host_pool(look, settings.root, name, config, shared, reserving, live_migration=receives)
+        published = on.store_publishing(
+            pools,
+            plugin,
+            look,
+            partial(on.show_published, self.display),
+            place=place,
+            owner=lambda: None if client is None else on.node_reference(client, name),
+        )
+        publishing = self.stack.enter_context(published)
+        if not dry_run:  # a dry run neither starts nor ends machines
+            asks = client is not None and options.asks_controller
+            endpoint = on.cluster_permits(client, options.namespace) if client is not None and asks else None
+            loops += on.store_loops(pools, plugin, alone=False, say=self.display.say, endpoint=endpoint)
+        return plugin, publishing, loops
+
+    def _store(self) -> tuple[Store, Path, list[Loop]]:
+        """Where claims and machines are, the path of locks on it, and the loops that it needs."""
+        from devalloc.programs import node_parts as on
+        from devalloc.store.kubernetes.store import KubernetesStore
+        from devalloc.store.sqlite import SQLiteStore
+        from devalloc_node.kube.node_lease import NodeLease
+        from devalloc_node.kube.watch_selection import OwnObjects
+
+        client, name, namespace = self.client, self.settings.node_name, self.options.namespace
+        if client is None:
+            path = store_path(self.options.store)
+            self.display.say(f"node {name}, claims of store {path}; Ctrl-C stops")
+            return SQLiteStore(path), path, []
+        self.display.say(f"node {name}, DeviceClaims and VirtualMachines of the cluster; Ctrl-C stops")
+        pools = KubernetesStore(client, node=name)
+        own = OwnObjects(client, pools, name, namespace)
+        own.look()
+        loops: list[Loop] = [own.run]
+        if not self.options.plugin.dry_run:
+            owner = partial(on.node_reference, client, name)
+            loops.append(NodeLease(client.within(_LEASE_SECONDS), name, namespace, owner).run)
+        return pools, self.settings.state / "pools", loops
+
+    def _look(self, plugin: Node) -> DiscoverFunction:
+        from devalloc.programs import node_parts as on
+
+        if self.client is None or self.options.plugin.dry_run:  # a dry run may run beside the node's real plugin
+            return plugin.inventory.discover
+        return on.withdraw_other_dialect(self.client, self.options.driver_name, plugin)
+
+
+def _check(options: NodeOptions) -> None:
+    """Raises BadSetting for options that exclude each other."""
+    scaling = options.plugin.scaling
+    options.inventory.check_node_name(is_cluster=options.is_cluster)
+    if not options.is_cluster and options.publish is not None:
+        raise BadSetting("--publish", "needs a cluster (--kubeconfig, --in-cluster); a store gets DevicePools")
+    for option, is_given in (("--scaling", scaling.enabled), ("--host-capacity", options.host_capacity)):
+        if options.has_slices and is_given:
+            raise BadSetting(option, "is for VirtualMachines; to serve a cluster's VirtualMachines: --publish pools")
+    check_published(options.plugin, host_capacity=options.host_capacity)
+    for option in reversed(given_options(scaling)):
+        if options.asks_controller and option in OF_PERMIT_SERVER:
+            raise BadSetting(option, "has no effect on a cluster, whose controller names the permit server")
+    if not options.has_slices and options.allocator != "kubernetes":
+        raise BadSetting("--allocator", "is for ResourceClaims: add --kubeconfig or --in-cluster, or leave it out")
+
+
+def _settings(options: NodeOptions, store: Path, note: Callable[[str], None]) -> MachineSettings:
+    """The settings of the plugin. Raises BadSetting."""
+    plugin = options.plugin
+    if not options.is_cluster:
+        state = node_state_folder(plugin.state, store)
+        # As with `devalloc up`.
+        door = plugin.socket or (None if is_default_store(store) else state / "node.sock")
+        plugin = replace(plugin, state=state, socket=door)
+    kubelet = _kubelet(options) if options.has_slices else None
+    settings = node_settings(options.inventory, plugin, options.resync, kubelet, note=note)
+    if options.asks_controller and settings.scaling is not None:
+        settings = replace(settings, scaling=replace(settings.scaling, server=None))
+    return replace(settings, set_aside=options.allocator == "devalloc", rolling=bool(options.pod_uid))
+
+
+def _kubelet(options: NodeOptions) -> KubeletSettings:
+    from devalloc_node.settings import VERSIONS, KubeletSettings
+
+    left_out = {f"{api}.DRAPlugin" for api in _APIS if options.kubelet_api and api not in options.kubelet_api}
+    versions = tuple(version for version in VERSIONS if version not in left_out)
+    return KubeletSettings(options.kubelet_dir.absolute(), options.driver_name, options.pod_uid or None, versions)
