@@ -524,7 +524,7 @@ def definition(kind: ApiKind) -> dict[str, Any]:
     }
     if kind.kind in SELECTABLE:
         version["selectableFields"] = [{"jsonPath": path} for path in SELECTABLE[kind.kind]]
-    if "status" in kind.model.model_fields:
+    if kind.has_status:
         version["subresources"] = {"status": {}}
     if kind.kind in SCALABLE:
         version["subresources"]["scale"] = {

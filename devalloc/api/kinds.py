@@ -32,6 +32,7 @@ class ApiKind:
     namespaced: bool
     model_path: str = "devalloc.api.device_class:ConfigObject"
     """Where its model is: MODULE:CLASS."""
+    has_status: bool = False
 
     @property
     def model(self) -> type[ApiModel]:
@@ -48,7 +49,8 @@ class ApiKind:
 
 
 def _kind(name: str, module: str, api_version: str, plural: str, *short: str, namespaced: bool = True) -> ApiKind:
-    return ApiKind(name, api_version, plural, name.lower(), short, namespaced, f"devalloc.api.{module}:{name}")
+    path, has_status = f"devalloc.api.{module}:{name}", not name.endswith("Config")
+    return ApiKind(name, api_version, plural, name.lower(), short, namespaced, path, has_status)
 
 
 API_KINDS: dict[str, ApiKind] = {

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from devalloc.api.problems import Problem
 from devalloc.cli.command import BadInput, is_recursive
+from devalloc.cli.example_files import example_folders
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.terminal import print_note
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from devalloc.api.manifests import Document
-    from devalloc.api.problems import Problem
     from devalloc_solver.pipeline.quota import ClassNames
 
 Object = dict[str, Any]
@@ -107,7 +108,6 @@ def _configs(objects: Iterable[Object]) -> Iterator[tuple[str, str]]:
 def annotation_problems(document: Document) -> Iterator[Problem]:
     """Problems of a machine's annotations, and warnings about those that are ignored."""
     from devalloc.api import virtual_machine
-    from devalloc.api.problems import Problem
     from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_config_annotation
     from devalloc.scaling.resources import ANNOTATION as BOUNDS
 
@@ -156,7 +156,6 @@ def resource_problems(document: Document) -> Iterator[Problem]:
 
     if _group_of(document) != RESOURCE_CLAIMS:
         return
-    from devalloc.api.problems import Problem
     from devalloc_solver.cel.kubernetes import CompileError, compile
     from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
     from devalloc_solver.dialects.resource_k8s.manifests import KINDS, read_documents
@@ -181,7 +180,6 @@ def resource_problems(document: Document) -> Iterator[Problem]:
 
 def expression_problems(document: Document) -> Iterator[Problem]:
     """The CEL expressions that do not compile."""
-    from devalloc.api.problems import Problem
     from devalloc_solver.cel.device_claims import CompileError, compile
 
     content: dict[str, Any] = document.content
@@ -283,7 +281,6 @@ def read_manifests(
 
 def _print_example_hint(file: str) -> None:
     """Say how to get an example that is named as in the documents, but is not there: after `pip install`."""
-    from devalloc.cli.example_files import example_folders
 
     path = Path(file)
     if "examples" in path.parts and not path.exists():
@@ -295,7 +292,6 @@ def _print_example_hint(file: str) -> None:
 
 def _duplicate_problems(documents: Sequence[Document], verb: ManifestVerb) -> dict[str, Problem]:
     """By source: documents of objects that share one name, so that it is unclear which one is meant."""
-    from devalloc.api.problems import Problem
     from devalloc.store.errors import Key
 
     sources: dict[Key, list[Document]] = {}
@@ -361,7 +357,6 @@ def print_answer_problems(
     ``is_asked``: whether a problem of an object outside the documents answers the question; by default all do. Of those
     that do not, only the number is printed.
     """
-    from devalloc.api.problems import Problem
 
     others: Counter[str] = Counter()
     seen = {(problem.kind, problem.name, problem.path, problem.message) for problem in documents.problems}

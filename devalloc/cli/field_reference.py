@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.problems import closest_match
 from devalloc.api.reference import FieldReference, child_fields, field_at, kind_fields
 from devalloc.cli.command import BadInput
 from devalloc.cli.object_names import kind_of
@@ -74,7 +75,6 @@ def _meaning(field: FieldReference) -> str:
 
 def unknown_field(kind: ApiKind, path: str) -> str:
     """The message for a path that leads to no field: how far it leads, and which fields may be meant."""
-    from devalloc.api.problems import closest_match
 
     above, step = "", path
     for step in path.split("."):

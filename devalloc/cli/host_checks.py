@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from devalloc_node.machine.firmware import described_firmware
+from devalloc_node.machine.preflight import why_no_boot
+
 CheckState = Literal["ok", "missing", "limited"]
 """``limited``: it is there, and not of full use."""
 
@@ -147,12 +150,8 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _why_no_boot(binary: str) -> str:
-    from devalloc_node.machine.preflight import why_no_boot
-
     return why_no_boot(binary, "kvm")
 
 
 def _has_firmware(is_secure: bool) -> bool:
-    from devalloc_node.machine.firmware import described_firmware
-
     return described_firmware(secure_boot=is_secure) is not None

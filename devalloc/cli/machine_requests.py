@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from devalloc.api.fields import is_label, quote_value
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import BadInput
 from devalloc.cli.terminal import print_note
@@ -36,7 +37,6 @@ class OpenFaasFunction:
 
 def read_function(file: str) -> OpenFaasFunction:
     """Read one from a file or ``-``. Raises BadInput if it contains none."""
-    from devalloc.api.fields import is_label, quote_value
     from devalloc.api.manifests import load
     from devalloc_node.warm.function_replicas import image_problem
 

@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.decode import decode
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.node_client import connect_plugin, default_socket, message_content
 from devalloc.cli.render.output import enum_text, print_objects
 from devalloc.cli.storage import open_embedded_store
 from devalloc.cli.terminal import print_note
+from devalloc.controller.reconcile.availability import device_names_held_on
+from devalloc.inventory.capacity import read_capacity
+from devalloc.inventory.capacity.gpus import gpu_status
+from devalloc.inventory.capacity.machines import MachineUsage, booking_usage, machine_usage
+from devalloc.inventory.capacity.status import host_status
+from devalloc.inventory.capacity.stored import stored_of_machine, stores_of
+from devalloc.inventory.config import DeviceRecords, InventoryConfig
+from devalloc.inventory.discover import discover
+from devalloc.store import StoreError
+from devalloc_node.machine.process import usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +79,6 @@ class ProcessUsage:
 
 def sample_process(pid: int, proc: Path = Path("/proc")) -> ProcessSample | None:
     """A process's usage so far; None if it is gone or cannot be read."""
-    from devalloc_node.machine.process import usage
 
     reading = usage(pid, proc)
     return (
@@ -158,8 +169,6 @@ def unstored_machines(socket: Path, node_name: str, stored: Collection[str]) -> 
 
 
 def _use(machine: Machine, key: str, state: str) -> MachineUsage:
-    from devalloc.inventory.capacity.machines import MachineUsage
-
     spec = machine.spec
     cpu, memory = spec.cpu.min_milli, spec.memory.min_bytes
     for amounts in (machine.applied, machine.observed):
@@ -187,14 +196,6 @@ def capacity_status(
 ) -> HostStatus:
     """The host's status, with the machines and claims of the store if there is one, and the other machines of the node
     plugin at this socket. What cannot be read is among its problems."""
-    from devalloc.inventory.capacity import read_capacity
-    from devalloc.inventory.capacity.gpus import gpu_status
-    from devalloc.inventory.capacity.machines import booking_usage, machine_usage
-    from devalloc.inventory.capacity.status import host_status
-    from devalloc.inventory.capacity.stored import stored_of_machine, stores_of
-    from devalloc.inventory.config import DeviceRecords, InventoryConfig
-    from devalloc.inventory.discover import discover
-    from devalloc.store import StoreError
 
     host = read_capacity(root, config)
     problems = []
@@ -223,9 +224,6 @@ def _machines_in_store(
 ) -> tuple[list[VirtualMachine], list[VirtualMachine], frozenset[str], list[str]]:
     """The node's machines, those that are moving to it, its devices that claims have, and the other nodes that have
     machines; empty without a store."""
-    from devalloc.api.decode import decode
-    from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc.controller.reconcile.availability import device_names_held_on
 
     if not path.exists():
         return [], [], frozenset(), []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.terminal import print_note
+from devalloc.store.errors import Forbidden
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -39,7 +40,6 @@ def node_objects(store: Store) -> list[Object]:
     """One object for each node with pools, machines or claims, in natural order. Raises StoreError."""
     from devalloc.cli.served_store import served_view
     from devalloc.controller.overview import node_statuses
-    from devalloc.store.errors import Forbidden
     from devalloc.store.nodes import has_nodes
 
     served = served_view(store)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from devalloc.api.kinds import API_KINDS, ApiKind, find_kind
+from devalloc.api.problems import closest_match
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.render.output import one_line
 from devalloc.controller import cordon
@@ -40,7 +41,6 @@ def kind_of(word: str, store: Store | None = None) -> ApiKind:
         return kind
     if (why := _NO_KINDS.get(word.lower().removesuffix("s"))) is not None:
         raise BadInput(f"unknown kind {word!r}: {why}")
-    from devalloc.api.problems import closest_match
 
     words = [word for kind in API_KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
     if near := closest_match(word, words):
@@ -117,7 +117,6 @@ def keys_of(
 
 def similar_names_hint(name: str, names: Iterable[str], *, nearest: bool = True) -> str:
     """Suggestions for a name that does not exist, as the end of a sentence: the ``nearest`` one, or those there are."""
-    from devalloc.api.problems import closest_match
 
     names = sorted({one_line(each) for each in names})
     if nearest and len(names) <= _MAX_COMPARED and (near := closest_match(name, names)) is not None:

@@ -10,11 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from devalloc.api.adopted_pools import adoption_rules, pools_of_rules
 from devalloc.api.cordon import is_node
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_for_devalloc, namespaces_for_devalloc, with_namespace_default
 from devalloc.api.findings import Finding
+from devalloc.api.meta import GROUP
 from devalloc.cli import target
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.target import StoreTarget
+from devalloc.store import Forbidden
 
 if TYPE_CHECKING:
     from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
@@ -113,7 +117,6 @@ def _template_entries(content: Any) -> list[Object]:
 def _claim_of_pod(pod: Object, entry: Object, template: Object) -> Object:
     """The claim that a pod gets from a template, under a name that says whose it is. Several of one pod are on one
     node."""
-    from devalloc.api.meta import GROUP
 
     claim, (namespace, name) = as_claim(template), _key(pod)
     group = {GROUP: name} if len(pod["spec"]["resourceClaims"]) > 1 else {}
@@ -154,7 +157,6 @@ def load_resource_objects(place: StoreTarget) -> list[Object]:
 
 def _without_label(content: Object) -> Object:
     """An object of a store, where the label that chooses an allocator on a cluster says nothing."""
-    from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 
     labels = content["metadata"].get("labels") or {}
     if ALLOCATOR_KEY not in labels:
@@ -165,7 +167,6 @@ def _without_label(content: Object) -> Object:
 
 def _load_cluster_objects(place: StoreTarget) -> list[Object]:
     from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
-    from devalloc.store import Forbidden
     from devalloc.store.kubernetes import KubernetesStore
     from devalloc.store.kubernetes.resources import ApiResource
 
@@ -183,7 +184,6 @@ def _load_cluster_objects(place: StoreTarget) -> list[Object]:
 
 def _with_namespace_defaults(objects: Sequence[Object]) -> list[Object]:
     """The objects with the labels that claims, and claims of templates, have by their namespace."""
-    from devalloc.api.dedicated_pools import namespaces_for_devalloc, with_namespace_default
 
     chosen = namespaces_for_devalloc(one for one in objects if one["kind"] == "Namespace")
     changed = []
@@ -204,7 +204,6 @@ def _with_namespace_defaults(objects: Sequence[Object]) -> list[Object]:
 def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
     """What decides about a pending claim of a cluster, without other claims that wait. If no device is for devalloc,
     and no other one matches a claim for it, all slices: they show why none matches."""
-    from devalloc.api.dedicated_pools import is_for_devalloc
 
     others = _others(claim, objects)
     if not is_for_devalloc(claim):
@@ -222,7 +221,6 @@ def documents_to_explain(claim: Object, objects: Sequence[Object]) -> list[Objec
 
 def explain_lack(claim: Object, objects: Sequence[Object], reason: str, finding: Finding) -> tuple[str, Finding]:
     """The reason and finding of a claim that gets nothing, with the devices that match it and are not for devalloc."""
-    from devalloc.api.dedicated_pools import is_for_devalloc
 
     if not is_for_devalloc(claim):
         return reason, finding
@@ -236,7 +234,6 @@ def _others(claim: Object, objects: Sequence[Object]) -> list[Object]:
 
 
 def _state_of(objects: Sequence[Object]) -> ClusterState:
-    from devalloc.api.adopted_pools import adoption_rules, pools_of_rules
     from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
 
     state = ClusterState(count_seconds=None)

@@ -11,6 +11,7 @@ from typing import Any
 from devalloc.api.reasons import Reason
 from devalloc.api.serving import HELD_KINDS, SHOWN_FIELDS, as_served, unserved_text, unserved_with_objects
 from devalloc.api.views import MachineView
+from devalloc.controller.reconcile.decision import with_shown_answer
 from devalloc.store.errors import Key, NotFound
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing, Store
 from devalloc.store.serving import has_lost_plugin, lacks_plugin
@@ -124,8 +125,6 @@ class ServedStore(ServedReads, SQLiteStore):
         """A machine that no node has taken yet says so if no plugin is there to take it; a claim has its answer in
         conditions."""
         if obj["kind"] == "DeviceClaim" and self.shows_answers:
-            from devalloc.controller.reconcile.decision import with_shown_answer
-
             return with_shown_answer(obj)
         if obj["kind"] != "VirtualMachine" or not self.explains_waiting:
             return obj

@@ -6,12 +6,14 @@ from contextlib import suppress
 
 import click
 
+from devalloc.api.kinds import API_KINDS
+from devalloc.cli.node_objects import is_nodes, node_objects
 from devalloc.cli.target import StoreTarget, open_target
+from devalloc.store.errors import StoreError
 
 
 def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """KIND first, then names of that kind; KIND/NAME in one word too."""
-    from devalloc.api.kinds import API_KINDS
 
     written = ctx.params.get(param.name or "") or ()
     kind, slash, _ = incomplete.partition("/")
@@ -33,9 +35,7 @@ def complete_claims(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def _object_names(ctx: click.Context, word: str) -> list[str]:
     """The names of a kind; none if the store or the kind does not exist, because completion must not fail."""
-    from devalloc.cli.node_objects import is_nodes, node_objects
     from devalloc.cli.object_names import kind_of
-    from devalloc.store.errors import StoreError
 
     param = ctx.params.get
     place = StoreTarget(param("store"), param("kubeconfig"), bool(param("in_cluster")))

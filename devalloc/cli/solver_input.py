@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.cordon import apply_all_cordons, is_node, is_readable_node
+from devalloc.api.problems import Problem
 from devalloc.cli.command import BadInput
 from devalloc.cli.documents import ManifestDocuments, read_manifests
 from devalloc.cli.target import StoreTarget, open_target
 from devalloc.cli.terminal import print_note
 from devalloc.programs.settings import store_path
+from devalloc.store import Forbidden
+from devalloc.store.errors import Invalid, Key
 
 if TYPE_CHECKING:
     from devalloc.cli.documents import ManifestDocuments
@@ -64,7 +68,6 @@ class SolverInput:
 
     def has_errors(self, answer: dict[str, Any]) -> bool:
         """Whether an object of the manifests was left out."""
-        from devalloc.api.problems import Problem
 
         if not self.documents.all:
             return False
@@ -94,7 +97,6 @@ def load_solver_input(
     files: tuple[str, ...], namespace: str, place: StoreTarget, with_store: bool | None = None
 ) -> SolverInput:
     """Read the objects to work on, and show problems of the manifests. Raises CommandFailed, BadInput."""
-    from devalloc.api.cordon import is_node
     from devalloc.controller.manifest_apply import overlay_manifests
     from devalloc.controller.reconcile.stored_claims import solver_documents
 
@@ -137,7 +139,6 @@ def load_solver_input(
 
 def _with_nodes(given: Sequence[Any]) -> list[Any]:
     """Manifests with what is cordoned made unavailable in their pools, also by Nodes among them, as on a cluster."""
-    from devalloc.api.cordon import apply_all_cordons, is_node, is_readable_node
 
     readable = [one for one in given if isinstance(one, dict) and (not is_node(one) or is_readable_node(one))]
     changed = {id(before): after for before, after in zip(readable, apply_all_cordons(readable), strict=True)}
@@ -156,8 +157,6 @@ def _claim_name_hint(files: tuple[str, ...]) -> str:
 
 
 def _key(content: Any) -> Key | None:
-    from devalloc.store.errors import Invalid, Key
-
     try:
         return Key.of(content) if isinstance(content, dict) else None
     except Invalid:
@@ -194,7 +193,6 @@ def objects_for_solver(store: Store, *, is_cluster: bool) -> tuple[list[Object],
     be read. Raises StoreError."""
     if not is_cluster:
         return store.list().objects, "all", []
-    from devalloc.store import Forbidden
     from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 
     ours = [each.kind for each in OWN_KINDS]

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from devalloc.api.meta import parse_time
+from devalloc.api.reasons import Reason
+from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.options.common import store_option
-from devalloc.cli.storage import open_embedded_store
+from devalloc.cli.storage import open_embedded_store, root_store_note
+from devalloc.store.errors import Forbidden
+from devalloc.store.serving import is_answered, lacks_plugin
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -228,7 +233,6 @@ def open_target(place: StoreTarget) -> Iterator[Store]:
 @contextmanager
 def open_readable_target(place: StoreTarget, namespace: str) -> Iterator[Store]:
     """Like ``open_target``: the whole cluster, or that namespace if the user may not list claims of all."""
-    from devalloc.store.errors import Forbidden
 
     with open_target(place) as whole:
         try:
@@ -245,7 +249,6 @@ def open_readable_target(place: StoreTarget, namespace: str) -> Iterator[Store]:
 
 def missing_node_note(machine: dict[str, Any]) -> str:
     """A sentence if no node has taken a machine that has its node; "" otherwise, or if its status says more."""
-    from devalloc.api.views import MachineView
 
     view = MachineView(machine)
     if (
@@ -260,9 +263,7 @@ def missing_node_note(machine: dict[str, Any]) -> str:
 
 def no_plugin_takes(store: Store, machine: dict[str, Any]) -> bool:
     """Whether no plugin is there to take a machine that waits for its node. False if that cannot be told."""
-    from devalloc.api.views import MachineView
     from devalloc.cli.served_store import ServedStore
-    from devalloc.store.serving import lacks_plugin
 
     if not isinstance(store, ServedStore) or not missing_node_note(machine):
         return False
@@ -282,7 +283,6 @@ def unserved_note(store: Store, *nodes: str | None) -> str:
     """A sentence if the plugin of a node has ended; "" otherwise, or if that cannot be told. ``nodes``: those that
     matter; by default all that have anything."""
     from devalloc.cli.served_store import served_view
-    from devalloc.store.errors import Forbidden
 
     if (served := served_view(store)) is None:
         return ""
@@ -296,8 +296,6 @@ def unserved_note(store: Store, *nodes: str | None) -> str:
 def unanswered_note(store: Store, remedy: str = "; start it, and repeat the command") -> str:
     """A sentence if the store is an embedded one that no controller answers now; "" otherwise. ``remedy``: its end."""
     from devalloc.cli.served_store import ServedStore
-    from devalloc.cli.storage import root_store_note
-    from devalloc.store.serving import is_answered
 
     if not isinstance(store, ServedStore) or is_answered(store.path):
         return ""
@@ -315,7 +313,6 @@ def silence_note(store: Store, objects: Iterable[dict[str, Any]]) -> str:
 
 def _is_unanswered(obj: dict[str, Any]) -> bool:
     """Whether it is a claim or machine without an answer yet."""
-    from devalloc.api.views import ClaimView
 
     if obj["kind"] == "DeviceClaim":
         return not obj.get("status") and not ClaimView(obj).reason
@@ -324,7 +321,6 @@ def _is_unanswered(obj: dict[str, Any]) -> bool:
 
 def unserved_reason(machine: dict[str, Any]) -> tuple[str, str]:
     """Code and message if no plugin serves the node of a machine; both empty otherwise."""
-    from devalloc.api.reasons import Reason
 
     status = machine.get("status") or {}
     is_unserved = status.get("reason") == Reason.NODE_NOT_SERVED
@@ -344,7 +340,6 @@ def has_ended_for_good(machine: dict[str, Any]) -> bool:
 def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
     """Why a machine that is to run does not, or not as its spec says: code and message of its status, each of which may
     be empty; both are if it is as it should be, or is to run no more."""
-    from devalloc.api.views import MachineView
 
     view = MachineView(machine)
     if view.is_deleting or view.spec.get("running") is False or has_ended_for_good(machine):
@@ -402,7 +397,6 @@ def unanswered_advice(store: Store) -> str:
 def missing_controller_note(store: Store) -> str:
     """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
 
-    from devalloc.api.meta import parse_time
     from devalloc.controller.leader.election import LEASE_NAME
     from devalloc.store.kubernetes import ApiError, KubernetesStore
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from devalloc.scaling.permits.endpoint import NAME, parse_endpoint
+from devalloc.store.kubernetes import ApiError
+from devalloc.store.kubernetes.client import path_segment
+
 if TYPE_CHECKING:
     from devalloc.scaling.permits.endpoint import PublishedEndpoint
     from devalloc.store.kubernetes import Client
@@ -12,9 +16,6 @@ if TYPE_CHECKING:
 
 def published_endpoint(client: Client, namespace: str) -> Callable[[], tuple[PublishedEndpoint, str]]:
     """A function that asks the API server where it is, and what this process's token is now; that raises ValueError."""
-    from devalloc.scaling.permits.endpoint import NAME, parse_endpoint
-    from devalloc.store.kubernetes import ApiError
-    from devalloc.store.kubernetes.client import path_segment
 
     def read() -> tuple[PublishedEndpoint, str]:
         path = f"/api/v1/namespaces/{path_segment(namespace)}/configmaps/{NAME}"

@@ -4,7 +4,8 @@ claim. The page draws the same ones."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from devalloc.cli.layout import wrap_sentence
 from devalloc.cli.render.output import one_line
@@ -12,9 +13,6 @@ from devalloc.controller.overview import STATES, DeviceCounts
 from devalloc.controller.overview.model import CardSummary, ClaimSummary, NodeSummary
 from devalloc.controller.overview.picture import CardPicture, Piece, card_picture
 from devalloc.controller.refusals import Layer, Refusal
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 STYLES = {"free": "green", "shared": "cyan", "held": "blue", "unavailable": "red", "excluded": "bright_black"}
 _MARKS = {"free": "-", "shared": "▒", "held": "█", "unavailable": "x", "excluded": "░"}
@@ -28,7 +26,6 @@ _MAX_OBSTACLES = 50
 
 def counts_bar(counts: DeviceCounts, width: int = BAR) -> Text:
     """Devices by state; each state that there is has a character at least."""
-    from rich.text import Text
 
     numbers = {state: getattr(counts, state) for state in STATES}
     sizes = {state: max(1, width * number // max(1, counts.devices)) for state, number in numbers.items() if number}
@@ -52,7 +49,6 @@ def node_lines(node: NodeSummary, width: int) -> Iterator[Text]:
 
 def card_lines(card: CardSummary, width: int) -> Iterator[Text]:
     """A card as a bar of its parts, and in words what does not fit into it."""
-    from rich.text import Text
 
     picture = card_picture(card)
     numa = f"NUMA {card.numa}" if card.numa else ""
@@ -82,7 +78,6 @@ def _sizes(picture: CardPicture, width: int) -> list[int]:
 
 def _in_words(piece: Piece, width: int) -> Iterator[Text]:
     """Its name, its state, and who holds it or why none can: below, if that does not fit beside them."""
-    from rich.text import Text
 
     line = Text(f"  {one_line(piece.name)}  ").append(piece.state, STYLES[piece.state])
     holder = one_line(piece.holder)
@@ -95,7 +90,6 @@ def _in_words(piece: Piece, width: int) -> Iterator[Text]:
 
 def claim_lines(claim: ClaimSummary, refusal: Refusal | None, width: int) -> Iterator[Text]:
     """Why a claim waits. ``refusal``: None if that is not worked out."""
-    from rich.text import Text
 
     def wrapped(text: str, style: str = "") -> list[Text]:
         return [Text(part, style) for part in wrap_sentence(one_line(text), width)]
@@ -119,8 +113,6 @@ def claim_lines(claim: ClaimSummary, refusal: Refusal | None, width: int) -> Ite
 
 
 def _layer_line(layer: Layer, devices: int) -> Text:
-    from rich.text import Text
-
     start = _FUNNEL * layer.start // devices
     size = max(1, round(_FUNNEL * layer.count / devices)) if layer.count else 0
     line = Text(f"{layer.count:>6} ").append(" " * min(start, _FUNNEL - size))
@@ -131,7 +123,6 @@ def _layer_line(layer: Layer, devices: int) -> Text:
 
 def plain_lines(texts: Sequence[str], width: int) -> Iterator[Text]:
     """Sentences, broken between words."""
-    from rich.text import Text
 
     for text in texts:
         yield from (Text(part) for part in wrap_sentence(one_line(text), width))

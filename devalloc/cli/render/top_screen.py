@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
 from devalloc.cli.keys import BACKSPACE, ENTER, ESCAPE
 from devalloc.cli.layout import fit_lines, wrap_sentence
 from devalloc.cli.render.fleet import (
@@ -26,7 +30,6 @@ from devalloc.controller.overview.refusal_cache import Refusals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
 
 _T = TypeVar("_T")
 _MAX_WIDTH = 40
@@ -42,8 +45,6 @@ _KEYS_BEHIND = "q quits   arrows scroll   esc goes back"
 @contextmanager
 def live_screen() -> Iterator[DrawTop]:
     """A function that draws on the whole terminal, until the end."""
-    from rich.console import Console
-    from rich.live import Live
 
     console = Console()
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -111,8 +112,6 @@ class TopScreen:
         self, seen: CachedOverview, refusals: Callable[[CachedOverview], Refusals], height: int, width: int
     ) -> RenderableType:
         """The screen of an overview. ``refusals``: why its claims wait."""
-        from rich.console import Group
-        from rich.text import Text
 
         if not self._has_keys:
             return screen_content(seen, height, width, wide=self._wide)
@@ -202,9 +201,6 @@ def screen_content(seen: CachedOverview, height: int, width: int = 0, *, wide: b
 def _content(
     seen: CachedOverview, tables: Sequence[TitledTable], height: int, width: int, *, selected: str = ""
 ) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
     shown: list[RenderableType] = [*_head(seen, width)]
     rooms = _row_limits([len(part.rows) for part in tables], height - len(shown) - 3 * len(tables))
     for part, room in zip(tables, rooms, strict=True):
@@ -216,8 +212,6 @@ def _content(
 
 
 def _head(seen: CachedOverview, width: int) -> list[Text]:
-    from rich.text import Text
-
     overview = seen.overview
 
     def lines(text: str, style: str = "") -> list[Text]:
@@ -259,7 +253,6 @@ def _title(part: TitledTable, shown: int) -> str:
 def _table(part: TitledTable, rows: slice, width: int, *, marked: int | None) -> Iterator[RenderableType]:
     """Lines, cut where the terminal ends, without the columns that do not fit before that. ``marked``: the row that the
     keys moved to; None: there are no keys."""
-    from rich.text import Text
 
     headers = part.headers
     before = (0 if marked is None else 2) + (BAR + 2 if part.bars else 0)
@@ -284,8 +277,6 @@ def _table(part: TitledTable, rows: slice, width: int, *, marked: int | None) ->
 
 
 def _line(row: Sequence[Cell], headers: Sequence[str], shown: Sequence[int], sizes: Sequence[int]) -> Text:
-    from rich.text import Text
-
     line = Text(no_wrap=True, overflow="ellipsis")
     for i, size in zip(shown, sizes, strict=True):
         cell, text = row[i], one_line(row[i])

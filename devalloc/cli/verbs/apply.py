@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from devalloc.api.meta import NODE_FINALIZER
 from devalloc.cli.command import BadInput, NoSuchObject, verb
 from devalloc.cli.documents import ignored_warnings, print_problems, quota_warnings, read_manifests
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint, objects_named
@@ -30,6 +31,7 @@ from devalloc.cli.storage import open_embedded_store
 from devalloc.cli.target import unanswered_note
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.programs.settings import store_path
+from devalloc.store.errors import AlreadyExists, Conflict, Invalid, Key, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from devalloc.api.manifests import Document
@@ -101,7 +103,6 @@ def delete(selection: ObjectSelection, ignore_not_found: bool, dry_run: bool, st
     devalloc delete -f examples/whole-gpu
     devalloc delete claims --all -A
     """
-    from devalloc.store.errors import NotFound
 
     code = 0
     with open_embedded_store(store) as objects:
@@ -147,7 +148,6 @@ def _write_all(
 ) -> int:
     """Write objects, many of them together; print what came of each, and return the exit code. ``code``: the one so
     far."""
-    from devalloc.store.errors import Unavailable
 
     lines: list[str] = []
     try:
@@ -191,7 +191,6 @@ def _gone_text(obj: Object | None) -> str:
 
 def _deletion_text(finalizers: list[str]) -> str:
     """The result of a deletion. ``finalizers``: those that the object still has."""
-    from devalloc.api.meta import NODE_FINALIZER
 
     if not finalizers:
         return "deleted"
@@ -202,14 +201,11 @@ def _deletion_text(finalizers: list[str]) -> str:
 
 def _keys_to_delete(store: SQLiteStore, selection: ObjectSelection) -> tuple[list[tuple[Key, str | None]], int]:
     """The keys to delete, each with the API group that its manifest names, and the exit code so far."""
-    from devalloc.store.errors import Key
 
     what, selected = selection.what, selection.selected
     if bool(what) == bool(selection.files):
         raise BadInput("name what to delete: either KIND NAME... or -f PATH")
     if selection.files:
-        from devalloc.cli.documents import read_manifests
-
         documents = read_manifests(selection.files, selection.namespace)
         contents = [document.content for document in documents.good]
         groups = [content["apiVersion"].rpartition("/")[0] for content in contents]
@@ -251,7 +247,6 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     devalloc apply -f examples/whole-gpu
     cat claim.yaml | devalloc apply -f - -n team-a
     """
-    from devalloc.store.errors import Invalid, Key
 
     documents = read_manifests(files, namespace, verb="apply")
     good = sorted(documents.good, key=lambda document: Key.of(document.content).kind == CLAIM)
@@ -297,7 +292,6 @@ _ANSWERED = {CLAIM, "VirtualMachine", "VirtualMachineReplicaSet", "VirtualMachin
 
 def is_being_deleted(store: Store, key: Key) -> bool:
     """Whether an object was deleted and still waits for its finalizers."""
-    from devalloc.store.errors import NotFound
 
     try:
         return "deletionTimestamp" in store.get(*key)["metadata"]
@@ -308,7 +302,6 @@ def is_being_deleted(store: Store, key: Key) -> bool:
 def apply_object(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
     """Create or update an object: why it was refused, or ""; and what was done. Raises StoreError."""
     from devalloc.controller.manifest_apply import apply_refusal, merge_manifest
-    from devalloc.store.errors import AlreadyExists, Conflict, Key, NotFound
 
     key = Key.of(wanted)
     for attempt in range(1, ATTEMPTS + 1):

@@ -15,6 +15,7 @@ from devalloc.api.findings import AT_LENGTH, Finding, message_of
 from devalloc.api.reasons import Reason
 from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, verb
 from devalloc.cli.options.common import CountOptions, files_option, namespace_option, output_option, settings_options
+from devalloc.cli.render.host import print_pools, print_status
 from devalloc.cli.render.output import print_content, print_objects, show_spinner
 from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
 from devalloc.cli.resource_claims import (
@@ -35,6 +36,7 @@ from devalloc.inventory.capacity.config import CapacityConfig, parse_size
 from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.settings import store_path
 from devalloc.settings import EXISTING_FOLDER, PathTo, group, setting, settings_of
+from devalloc.store.errors import Key, StoreError
 
 if TYPE_CHECKING:
     from devalloc_solver.public.remaining_capacity import Capacity
@@ -63,8 +65,6 @@ def discover(inventory: InventoryOptions, output: str) -> int:
         for pool in pools:
             print_line(f"devicepool/{pool['metadata']['name']}")
     else:
-        from devalloc.cli.render.host import print_pools
-
         kinds = kinds_by_name(inventory.config.device_kinds)
         looked_for = [kind for kind in kinds.values() if kind.name in inventory.config.kinds]
         print_pools(pools, wide=output == "wide", looked_for=looked_for)
@@ -192,7 +192,6 @@ def _given_host_options() -> list[str]:
 
 def _host(options: HostOptions, store: Path | None, output: str) -> int:
     from devalloc.cli import node_machines
-    from devalloc.cli.render.host import print_status
     from devalloc.inventory.capacity.stored import pull_refusal
 
     inventory = InventoryOptions(node_name=options.node_name)
@@ -241,7 +240,6 @@ def _claims_to_count(objects: list[Object], name: str | None, namespace: str) ->
 def _chosen(claims: list[Object], name: str | None, namespace: str, place: StoreTarget | None) -> Object:
     """The claim of that name, or the only one. ``place``: their store or cluster. Raises BadInput, NoSuchObject."""
     from devalloc.cli.object_names import not_found_hint, similar_names_hint
-    from devalloc.store.errors import Key
 
     bare = name.rpartition("/")[2] if name else None
     names = [str(claim["metadata"]["name"]) for claim in claims]
@@ -276,8 +274,6 @@ def _chosen(claims: list[Object], name: str | None, namespace: str, place: Store
 
 
 def _is_class(place: StoreTarget, name: str) -> bool:
-    from devalloc.store.errors import StoreError
-
     with open_target(place) as store:
         try:
             return bool(store.get("DeviceClass", None, name))

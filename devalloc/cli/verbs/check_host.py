@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from devalloc.cli.command import verb
+from devalloc.cli.host_checks import check_host as checks_of
 from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import Cell, StyledText, print_objects, print_table, show_spinner
 
@@ -31,7 +32,6 @@ def check_host(qemu: str, sysfs_root: Path, output: str) -> int:
     devalloc check-host
     sudo devalloc check-host -o json
     """
-    from devalloc.cli.host_checks import check_host as checks_of
 
     with show_spinner("a small guest tries KVM"):
         checks = list(checks_of(sysfs_root, qemu))

@@ -9,6 +9,7 @@ import termios
 import threading
 import time
 import tty
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -201,8 +202,6 @@ class _Text:
     """UTF-8 that comes in pieces, with the line ends of serial ports."""
 
     def __init__(self) -> None:
-        from codecs import getincrementaldecoder
-
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def decoded(self, data: bytes) -> str:

@@ -17,6 +17,8 @@ from devalloc.cli.render.output import print_table, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.target import StoreTarget, current_user, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
+from devalloc.controller import cordon as cordons
+from devalloc.store.errors import NotFound
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -111,7 +113,6 @@ def _wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
 
 def _is_released(store: Store, key: Key) -> bool:
     from devalloc.controller.reconcile.release import release_claim as let_go
-    from devalloc.store.errors import NotFound
 
     try:
         claim = ClaimView(store.get(*key))
@@ -134,7 +135,6 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     \b
     devalloc uncordon 0000-08-00-0
     """
-    from devalloc.controller import cordon as cordons
     from devalloc.controller.drain import withdraw_requests
 
     failures: list[Key] = []
@@ -171,8 +171,6 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
     devalloc cordon 0000-08-00-0 --reason 'replacing the fan'
     devalloc cordon node/node-a
     """
-
-    from devalloc.controller import cordon as cordons
 
     with open_target(place) as objects:
         if not names:

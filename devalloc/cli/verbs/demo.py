@@ -9,8 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from devalloc.api.views import format_devices
 from devalloc.cli.command import require_packages, verb
 from devalloc.cli.example_files import example_folders, is_repository
+from devalloc.cli.render.columns import header_and_rows
+from devalloc.cli.render.host import print_pools
 from devalloc.cli.render.output import Cell, StyledText, print_table, show_spinner, table_lines
 from devalloc.cli.terminal import print_heading, print_line, print_row
 
@@ -46,7 +49,6 @@ def demo() -> int:
 
 
 def _this_host() -> None:
-    from devalloc.cli.render.host import print_pools
     from devalloc.inventory.discover import discover
 
     node = socket.gethostname().lower()
@@ -57,8 +59,6 @@ def _this_host() -> None:
 
 
 def _fleet(store: Store) -> None:
-    from devalloc.cli.render.columns import header_and_rows
-
     for name in ("dgx", "edge", "net-server", "vgpu-server"):
         _create(store, DATA / f"fleet-{name}.yaml")
     _create(store, DATA / "classes.yaml")
@@ -71,7 +71,6 @@ def _fleet(store: Store) -> None:
 
 
 def _claims(store: Store) -> None:
-    from devalloc.api.views import format_devices
     from devalloc.cli.render.explanation import print_explanation
     from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
     from devalloc_solver import solve_manifests
@@ -99,8 +98,6 @@ def _claims(store: Store) -> None:
 
 
 def _machines(store: Store, stories: dict[str, str]) -> None:
-    from devalloc.api.views import format_devices
-
     rows: list[list[Cell]] = []
     for machine in store.list("VirtualMachine").objects:
         name, status = machine["metadata"]["name"], machine["status"]

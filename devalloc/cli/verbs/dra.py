@@ -13,8 +13,10 @@ from devalloc.cli.command import REFUSED, BadInput, VerbGroup, is_recursive, ver
 from devalloc.cli.documents import is_about
 from devalloc.cli.documents import print_problems as show_problems
 from devalloc.cli.options.common import files_option, output_option
+from devalloc.cli.render.explanation import print_blockers
 from devalloc.cli.render.output import Cell, print_content, print_table, show_spinner
 from devalloc.cli.terminal import print_heading, print_line, print_note
+from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 
 if TYPE_CHECKING:
     from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
@@ -86,7 +88,6 @@ def read_objects(files: tuple[str, ...]) -> tuple[ClusterInput, int]:
     """The objects, and the exit code so far. Shows problems with file and document."""
 
     from devalloc.api.manifests import load
-    from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
     from devalloc_solver.dialects.resource_k8s.manifests import read_documents
 
     with show_spinner("reading manifests"):
@@ -136,7 +137,6 @@ def print_results(intake: ClusterInput, answer: Sequence[Mapping[str, Any]]) -> 
 
 def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], classes: Sequence[Any]) -> None:
     """Print why the claims do not fit: the devices of the node, request by request."""
-    from devalloc.cli.render.explanation import print_blockers
     from devalloc_solver.dra import explain as explain_on
     from devalloc_solver.explain.funnel import describe_funnel
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from devalloc.api.problems import closest_match
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.example_files import about_examples, example_folders, manifest_files
 from devalloc.cli.render.output import print_table
@@ -50,8 +51,6 @@ def examples(name: str | None, directory: Path | None) -> int:
 
 
 def _folder_of(name: str, folders: list[Path]) -> Path:
-    from devalloc.api.problems import closest_match
-
     bare = name.rstrip("/").rpartition("/")[2]  # `examples/NAME`, as the documents write it
     for folder in folders:
         if folder.name == bare:

@@ -11,11 +11,16 @@ from typing import Any
 
 import click
 
+from devalloc.api.dedicated_pools import is_for_devalloc
+from devalloc.api.fields import is_subdomain_name
 from devalloc.api.findings import AT_LENGTH, as_json, finding_of, message_of
-from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimView, MachineView
+from devalloc.api.reasons import Reason, find_reason
+from devalloc.api.views import ClaimView, MachineView, MigrationView, machine_node, machine_phase, machine_reason
 from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject, verb
+from devalloc.cli.documents import print_answer_problems
+from devalloc.cli.field_reference import parse_field_path, print_field
 from devalloc.cli.node_codes import node_code_advice
+from devalloc.cli.object_names import fetch_object, kind_of, not_found_hint, similar_names_hint
 from devalloc.cli.options.common import (
     SolveOptions,
     files_option,
@@ -24,6 +29,8 @@ from devalloc.cli.options.common import (
     output_option,
     settings_options,
 )
+from devalloc.cli.render.cells import progress_text
+from devalloc.cli.render.explanation import print_answers, print_explanation
 from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
 from devalloc.cli.resource_claims import (
@@ -51,7 +58,7 @@ from devalloc.cli.target import (
     why_not_running,
 )
 from devalloc.cli.terminal import print_line, print_note
-from devalloc.store.errors import Forbidden, Key
+from devalloc.store.errors import Forbidden, Key, StoreError
 
 
 @verb("solve")
@@ -83,8 +90,6 @@ def solve(
     devalloc solve -f fleet/ -f claim.yaml -o json
     devalloc solve -f claim.yaml --kubeconfig ~/.kube/config
     """
-    from devalloc.cli.documents import print_answer_problems
-    from devalloc.cli.render.explanation import print_answers
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)
@@ -195,7 +200,6 @@ def _explain_answer(
     is_of_template: bool,
 ) -> int:
     """Solve, and print what that says about the claim, machine or migration of ``key``; the exit code."""
-    from devalloc.cli.render.explanation import print_explanation
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
     kind, namespace, name = key.kind, key.namespace or "default", key.name
@@ -248,7 +252,6 @@ def _explain_answer(
 def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: str, output: str, why: Forbidden) -> int:
     """Show what the controller wrote on a claim or machine, to a user who may not read what it depends on. Raises what
     forbids it for anything else, or without a name."""
-    from devalloc.cli.object_names import fetch_object, kind_of
 
     word, _, name = "/".join(words).rstrip("/").rpartition("/")
     kind = kind_of(word).kind if word else CLAIM
@@ -283,7 +286,6 @@ def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: st
 
 def _print_problems_about(subject: Key, answer: dict[str, Any], question: SolverInput) -> None:
     """Print the problems of the object to explain, without the warnings that its explanation repeats."""
-    from devalloc.cli.documents import print_answer_problems
 
     def key(one: Mapping[str, Any]) -> tuple[str, str]:
         return one.get("namespace") or "default", str(one.get("name"))
@@ -324,9 +326,6 @@ def _question_about(
 def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions, output: str) -> int:
     """Show whether a ResourceClaim of a cluster or store, or one of a template, gets devices beside those that have
     any."""
-    from devalloc.api.dedicated_pools import is_for_devalloc
-    from devalloc.cli.object_names import similar_names_hint
-    from devalloc.cli.render.explanation import print_explanation
     from devalloc_solver.dra import solve_manifests
 
     objects = load_resource_objects(place)
@@ -381,7 +380,6 @@ def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) ->
 
 def _how_it_is(objects: list[Any], namespace: str, name: str) -> str:
     """The first words about a machine that is not as it should be."""
-    from devalloc.api.views import machine_phase
 
     phase = next(map(machine_phase, _stored_machines(objects, namespace, name)), "")
     words = {"Running": "It runs, but", "Paused": "Its CPUs stand still", "Unknown": "It may not run"}
@@ -398,7 +396,6 @@ def _is_placed(objects: list[Any], namespace: str, name: str) -> bool:
 
 def _advice_on(code: str) -> str:
     """What to do about a reason of a machine, which the controller or its node gave."""
-    from devalloc.api.reasons import find_reason
 
     reason = find_reason(code)
     if reason is not None and reason.advice:
@@ -410,11 +407,6 @@ def _explain_migration(
     question: SolverInput, answer: dict[str, Any], key: Key, output: str, *, is_cluster: bool
 ) -> int:
     """Show why a migration has no target, or how far it is. Raises CommandFailed if there is none of that name."""
-    from devalloc.api.reasons import find_reason
-    from devalloc.api.views import MigrationView
-    from devalloc.cli.object_names import similar_names_hint
-    from devalloc.cli.render.cells import progress_text
-    from devalloc.cli.render.explanation import print_explanation
 
     namespace, name = key.namespace or "default", key.name
     waiting = answer.get("migrations", [])
@@ -447,7 +439,6 @@ def _explain_migration(
 
 def _explain_field(word: str, place: StoreTarget, namespace: str, output: str) -> bool:
     """Explain KIND.FIELD; False if the word is something else. Raises BadInput if the kind has no such field."""
-    from devalloc.cli.field_reference import parse_field_path, print_field
 
     field = parse_field_path(word)
     if field is None or _is_claim(word, place, namespace):
@@ -458,9 +449,6 @@ def _explain_field(word: str, place: StoreTarget, namespace: str, output: str) -
 
 def _is_claim(name: str, place: StoreTarget, namespace: str) -> bool:
     """Whether there is a claim of that name. A store that cannot be read has none: fields need no store."""
-    from devalloc.api.fields import is_subdomain_name
-    from devalloc.cli.target import open_target
-    from devalloc.store.errors import StoreError
 
     if not is_subdomain_name(name):
         return False
@@ -475,7 +463,6 @@ def _is_claim(name: str, place: StoreTarget, namespace: str) -> bool:
 def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace: str) -> tuple[str, str]:
     """The kind and name that NAME, KIND/NAME or KIND NAME stand for; without words, the only claim of the manifests.
     Raises BadInput, CommandFailed."""
-    from devalloc.cli.object_names import kind_of, similar_names_hint
 
     names = _names(question, CLAIM, namespace)
     if not words:
@@ -510,8 +497,6 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
 def _machine_of_set(place: StoreTarget, words: tuple[str, ...], namespace: str) -> str | None:
     """The machine that explains a set of machines: one that is not ready, if there is any. None if the words name
     something else. Raises NotFound, and CommandFailed for a set without machines."""
-    from devalloc.api.views import MachineView
-    from devalloc.cli.object_names import fetch_object, kind_of
     from devalloc.controller.replica_sets import is_ready, owner_of
 
     word, _, name = "/".join(words).rstrip("/").rpartition("/")
@@ -534,7 +519,6 @@ def _machine_of_set(place: StoreTarget, words: tuple[str, ...], namespace: str) 
 
 def _kind_or_none(word: str) -> str | None:
     """The kind that a word means, if `explain` explains objects of it."""
-    from devalloc.cli.object_names import kind_of
 
     try:
         kind = kind_of(word).kind
@@ -561,7 +545,6 @@ def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
 
 def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[str]) -> str:
     """The message for a claim or machine that does not exist, with suggestions. ``names``: those that exist."""
-    from devalloc.cli.object_names import not_found_hint, similar_names_hint
 
     what = {"VirtualMachine": "machine", TEMPLATE: "template"}.get(key.kind, "claim")
     message = f"there is no {what} {key.namespace}/{key.name}"
@@ -581,7 +564,6 @@ def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[st
 def _explain_unplaced(machine: dict[str, Any], namespace: str, name: str, output: str) -> int:
     """Print what became of a machine that devalloc places nowhere now: it is not to run, has ended, or its spec names
     its node; the exit code."""
-    from devalloc.api.views import machine_node, machine_phase, machine_reason
 
     (code, message), phase, node = machine_reason(machine), machine_phase(machine), machine_node(machine)
     words, where = ": ".join(filter(None, (code, message))), "" if namespace == "default" else f" -n {namespace}"

@@ -11,7 +11,7 @@ import click
 from devalloc.api.kinds import API_KINDS
 from devalloc.cli.command import BadInput, NoSuchObject, verb
 from devalloc.cli.node_objects import is_nodes, node_names, node_objects
-from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
+from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint, similar_names_hint
 from devalloc.cli.options.common import (
     LabelTest,
     all_namespaces_option,
@@ -21,12 +21,13 @@ from devalloc.cli.options.common import (
     passed_as,
     selector_option,
 )
-from devalloc.cli.render.jsonpath import render_template
+from devalloc.cli.render.columns import header_and_rows
+from devalloc.cli.render.jsonpath import render_template, sort_key
 from devalloc.cli.render.output import GrowingTable, print_content, print_objects, print_table
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.target import StoreTarget, explain_waiting, open_target, silence_note, target_options
 from devalloc.cli.terminal import print_data, print_line, print_note
-from devalloc.store.errors import Key
+from devalloc.store.errors import Key, NotFound
 
 if TYPE_CHECKING:
     from devalloc.api.kinds import ApiKind
@@ -152,8 +153,6 @@ def _list(
     ]
     objects = [obj for obj in objects if selected is None or selected(obj)]
     if form.sort_by is not None:
-        from devalloc.cli.render.jsonpath import sort_key
-
         objects.sort(key=lambda obj: sort_key(form.sort_by or "", obj))
     _print_first(objects, form, watch=watch, namespaces=namespace is None)
     if not objects and form.is_table and not watch:
@@ -167,8 +166,6 @@ def _list(
 
 
 def _named(store: Store, keys: list[Key], form: OutputForm, watch: bool) -> int:
-    from devalloc.store.errors import NotFound
-
     version = store.list(()).resource_version
     objects, missing = [], 0
     for key in keys:
@@ -190,7 +187,6 @@ def _named(store: Store, keys: list[Key], form: OutputForm, watch: bool) -> int:
 
 def _nodes(store: Store, what: tuple[str, ...], form: OutputForm) -> int:
     """All nodes, or those that are named."""
-    from devalloc.cli.object_names import similar_names_hint
     from devalloc.store.kubernetes import KubernetesStore
 
     objects = node_objects(store)
@@ -205,8 +201,6 @@ def _nodes(store: Store, what: tuple[str, ...], form: OutputForm) -> int:
     if names is not None:
         objects = [by_name[name] for name in names if name in by_name]
     if form.sort_by is not None:
-        from devalloc.cli.render.jsonpath import sort_key
-
         objects.sort(key=lambda obj: sort_key(form.sort_by or "", obj))
     if names is not None and len(names) == 1 and objects and (form.is_data or form.template is not None):
         _print_one(objects[0], form)
@@ -288,8 +282,6 @@ def _print_change(feed: GrowingTable, change: str, obj: Object, form: OutputForm
 
 
 def _table(kind: str, objects: list[Object], form: OutputForm, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
-    from devalloc.cli.render.columns import header_and_rows
-
     if form.columns is not None:
         rows: list[list[Cell]] = [
             [render_template(f"{{{path.strip('{}')}}}", obj) or "<none>" for _, path in form.columns] for obj in objects

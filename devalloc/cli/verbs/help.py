@@ -6,8 +6,12 @@ import platform
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
+from devalloc.api.problems import closest_match
 from devalloc.cli.command import BadInput, verb
+from devalloc.cli.main import cli
+from devalloc.cli.man_pages import write_man_pages
 from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import print_content
 from devalloc.cli.terminal import print_line, print_lines
@@ -24,9 +28,6 @@ def completion(shell: str) -> int:
     devalloc completion zsh > "${fpath[1]}/_devalloc"
     devalloc completion fish > ~/.config/fish/completions/devalloc.fish
     """
-    from click.shell_completion import get_completion_class
-
-    from devalloc.cli.main import cli
 
     script = get_completion_class(shell)
     assert script is not None
@@ -66,8 +67,6 @@ def help(ctx: click.Context, words: tuple[str, ...], folder: Path | None) -> int
     """
     above = ctx.find_root()
     if folder is not None:
-        from devalloc.cli.man_pages import write_man_pages
-
         print_line(f"{len(write_man_pages(above.command, folder))} pages in {folder}: man devalloc")
         return 0
     command: click.Command = above.command
@@ -82,7 +81,6 @@ def help(ctx: click.Context, words: tuple[str, ...], folder: Path | None) -> int
 
 def _advice(above: click.Context, word: str) -> str:
     """A command of that group with a similar name, or the command that lists all."""
-    from devalloc.api.problems import closest_match
 
     names = above.command.list_commands(above) if isinstance(above.command, click.Group) else []
     near = closest_match(word, names)

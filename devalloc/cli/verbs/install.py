@@ -5,6 +5,7 @@ a JSON Schema for editors; ``kubeconfig``: for a node plugin that runs as a serv
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.render.output import open_display
 from devalloc.cli.target import connect_as_admin, install_namespace_option, kubeconfig_option
 from devalloc.cli.terminal import print_data, print_line, print_note
+from devalloc.programs.scaling_options import parse_networks
 from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
@@ -80,7 +82,6 @@ def kubeconfig(folder: Path, node_name: str, account_dir: Path) -> int:
     \b
     devalloc kubeconfig /var/lib/devalloc/cluster --node-name node-a
     """
-    import signal
 
     from devalloc.api.fields import is_subdomain_name
     from devalloc_node.kube.credentials import ClusterCredentials
@@ -337,7 +338,6 @@ def _options(chosen: Mapping[str, Any], namespace: str) -> InstallOptions:
 def _manifests(chosen: Mapping[str, Any], namespace: str, only: tuple[str, ...]) -> list[Object]:
     """Raises BadInput."""
     from devalloc.install.manifests import render_manifests
-    from devalloc.programs.scaling_options import parse_networks
 
     if any(
         network.prefixlen == 0 for network in parse_networks("--neon-agents", chosen.get("neon_agents", "").split())

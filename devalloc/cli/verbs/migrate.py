@@ -26,10 +26,11 @@ from devalloc.cli.target import (
     unserved_reason,
 )
 from devalloc.cli.terminal import print_line, print_note
+from devalloc.store.errors import Forbidden, Key
+from devalloc.store.nodes import pools_of
 
 if TYPE_CHECKING:
     from devalloc.store import Store
-    from devalloc.store.errors import Key
 
 Object = dict[str, Any]
 KINDS = ("VirtualMachine", "VirtualMachineMigration")
@@ -66,7 +67,6 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
     """
 
     from devalloc.controller.migrations import begin_migration, new_migration
-    from devalloc.store.errors import Key
 
     with open_target(place.within(namespace)) as store:
         explain_waiting(store)
@@ -101,8 +101,6 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
 def _check_target(store: Store, machine: MachineView, target: str | None) -> None:
     """Raises CommandFailed if the machine is there already, so that the migration would fail; or if no node of that
     name has pools, so that it would wait."""
-    from devalloc.store.errors import Forbidden
-    from devalloc.store.nodes import pools_of
 
     if target is not None and target == (machine.holder or machine.node) and machine.handed_over_to is None:
         name = "/".join(machine.key)

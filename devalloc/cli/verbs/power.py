@@ -20,12 +20,12 @@ from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.target import StoreTarget, has_ended_for_good, open_target, target_options, unserved_note
 from devalloc.cli.terminal import print_line, print_note
-from devalloc.cli.verbs.wait import report_missing, wait_until
+from devalloc.store import Conflict
+from devalloc.store.errors import Key, NotFound
 
 if TYPE_CHECKING:
-    from devalloc.cli.verbs.wait import StateTest
+    from devalloc.cli.waiting import StateTest
     from devalloc.store import Store
-    from devalloc.store.errors import Key
 
 Object = dict[str, Any]
 MACHINE, REPLICA_SET = "VirtualMachine", "VirtualMachineReplicaSet"
@@ -65,6 +65,8 @@ def start(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespac
     devalloc start vm/web
     devalloc start vmrs/workers
     """
+    from devalloc.cli.waiting import wait_until
+
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         keys = _machines(store, names, namespace)
         ended = [key for key in keys if _has_ended(store, key)]
@@ -147,6 +149,8 @@ def resume(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespa
     \b
     devalloc resume vm/web
     """
+    from devalloc.cli.waiting import wait_until
+
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         keys = _machines(store, names, namespace)
         for key in keys:
@@ -163,7 +167,6 @@ def resume(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespa
 def _machines(store: Store, names: Sequence[str], namespace: str) -> list[Key]:
     """The machines that are named, and those of sets that are named. Raises BadInput, NotFound, CommandFailed."""
     from devalloc.controller.replica_sets import owner_of
-    from devalloc.store.errors import Key
 
     keys: list[Key] = []
     for key in keys_of(names, namespace, default="virtualmachines", store=store):
@@ -184,7 +187,6 @@ def _machines(store: Store, names: Sequence[str], namespace: str) -> list[Key]:
 
 def fetch_machine(store: Store, key: Key) -> Object:
     """The object. Raises NotFound, also with the way for machines that have no object."""
-    from devalloc.store.errors import NotFound
 
     try:
         return fetch_object(store, key)
@@ -194,7 +196,6 @@ def fetch_machine(store: Store, key: Key) -> Object:
 
 def change_object(store: Store, key: Key, change: Callable[[Object], Object]) -> Object:
     """Write what ``change`` makes of an object; the object as stored. Raises StoreError."""
-    from devalloc.store import Conflict
 
     while True:
         current = fetch_machine(store, key)
@@ -224,7 +225,6 @@ def _set_spec(store: Store, key: Key, **fields: bool) -> None:
 def _briefly(store: Store, keys: Sequence[Key], **fields: bool) -> Iterator[None]:
     """Have specs say something while inside, and the opposite afterwards: also if the user gives up, or nothing
     answers, what they asked for must not have become what they wrote in between."""
-    from devalloc.store.errors import NotFound
 
     try:
         for key in keys:
@@ -252,7 +252,6 @@ def _request_restart(store: Store, key: Key) -> str:
 
 def _begun_anew(runs: dict[Key, str]) -> StateTest:
     from devalloc.controller.replica_sets import is_ready
-    from devalloc.store.errors import Key
 
     return lambda obj: is_ready(obj) and MachineView(obj).status.get("machineID") != runs.get(Key.of(obj))
 
@@ -299,6 +298,8 @@ def _finish(
     test: StateTest | None = None,
 ) -> int:
     """Wait until all have the state, and print it; the exit code."""
+    from devalloc.cli.waiting import report_missing, wait_until
+
     keys, gives_up = list(keys), timeout is None
     if no_wait:
         for key in keys:

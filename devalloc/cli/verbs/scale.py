@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.quantity import Quantity
 from devalloc.api.views import MachineView, as_mapping
 from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, parse_duration, verb
 from devalloc.cli.object_names import format_key, keys_of
@@ -13,7 +14,6 @@ from devalloc.cli.options.common import namespace_option
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line
 from devalloc.cli.verbs.power import MACHINE, REPLICA_SET, change_object, no_wait_option
-from devalloc.cli.verbs.wait import report_missing, wait_until
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -97,7 +97,7 @@ def _with_amounts(obj: Object, wanted: dict[str, str]) -> Object:
 def _finish_machine(
     store: Store, key: Key, changed: Object, wanted: dict[str, str], timeout: float | None, no_wait: bool
 ) -> int:
-    from devalloc.api.quantity import Quantity
+    from devalloc.cli.waiting import report_missing, wait_until
 
     amounts_text = ", ".join(
         f"{amount} CPU{'' if amount == '1' else 's'}" if what == "cpu" else f"{amount} of memory"
@@ -121,6 +121,8 @@ def _finish_machine(
 
 
 def _finish_set(store: Store, key: Key, replicas: int, timeout: float | None, no_wait: bool) -> int:
+    from devalloc.cli.waiting import report_missing, wait_until
+
     if no_wait:
         print_line(f"{format_key(key)}: to have {replicas} machines")
         return 0

@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from devalloc.api.views import format_devices
+from devalloc.cli import storage
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.options.common import (
     SolveOptions,
@@ -29,6 +31,7 @@ from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, target_options
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.programs.settings import node_state_folder, store_path
+from devalloc.store.paths import hold_store
 from devalloc.version import VERSION
 
 JOURNAL_SUFFIX = ".node"
@@ -48,8 +51,6 @@ def backup(path: Path, store: Path | None, node_state: Path | None) -> int:
     \b
     devalloc backup /backups/devalloc-monday.db
     """
-
-    from devalloc.cli import storage
 
     folder = node_state_folder(node_state, store_path(store))
     with storage.open_embedded_store(store) as objects, show_spinner("copying the store"):
@@ -93,8 +94,6 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path | Non
         if not file.is_file():
             raise BadInput(f"there is no backup {file}")
     if journal == "also" and place.exists():
-        from devalloc.store.paths import hold_store
-
         with hold_store(place):  # check both before either is changed
             pass
     if journal != "no":  # first, because it fails while the plugin runs
@@ -254,8 +253,6 @@ def _differences(before: Answer, now: Answer) -> Iterator[str]:
 
 
 def _answer_text(claim: Answer | None) -> str:
-    from devalloc.api.views import format_devices
-
     if claim is None:
         return "no such claim"
     if claim["allocated"]:

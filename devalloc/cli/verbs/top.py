@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli.command import parse_duration, verb
+from devalloc.cli.keys import pressed_keys
 from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import print_content
 from devalloc.cli.target import (
     StoreTarget,
+    current_namespace,
     explain_waiting,
     missing_controller_note,
     open_readable_target,
@@ -71,10 +73,8 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
     devalloc top -n team-a
     devalloc top --kubeconfig ~/.kube/config
     """
-    from devalloc.cli.keys import pressed_keys
     from devalloc.cli.render.fleet import overview_json, print_overview
     from devalloc.cli.render.top_screen import TopScreen, live_screen
-    from devalloc.cli.target import current_namespace
     from devalloc.controller.overview.cache import OverviewCache
 
     own = namespace or (current_namespace(place.kubeconfig) if place.is_cluster else None) or "default"

@@ -9,8 +9,10 @@ import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import no_headers_option, output_option
+from devalloc.cli.render.output import print_content, print_table
 from devalloc.cli.target import StoreTarget, connect_cluster, open_target, target_options
 from devalloc.cli.terminal import print_note
+from devalloc.store import StoreError
 
 if TYPE_CHECKING:
     from devalloc.controller.usage.report import UsageReport
@@ -59,7 +61,6 @@ def usage(
     devalloc usage --month 2026-11 --by namespace -o json
     devalloc usage --of team-a --kubeconfig ~/.kube/config
     """
-    from devalloc.cli.render.output import print_content, print_table
     from devalloc.controller.usage.report import grouped, parse_month, report_json
 
     try:
@@ -96,7 +97,6 @@ def _read(place: StoreTarget, controller_namespace: str, month: str) -> UsageRep
     """Raises CommandFailed."""
     from devalloc.controller.usage.accountant import NAMESPACE
     from devalloc.controller.usage.report import read_report
-    from devalloc.store import StoreError
 
     try:
         if place.is_cluster:

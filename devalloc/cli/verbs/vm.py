@@ -25,7 +25,6 @@ from devalloc.cli.node_client import (
     socket_option,
     timeout_option,
 )
-from devalloc.cli.node_machines import ProcessUsage, show_usage
 from devalloc.cli.options.common import (
     all_namespaces_option,
     files_option,
@@ -53,8 +52,10 @@ from devalloc.cli.verbs.vm_devices import attach, detach, plug, unplug, unprepar
 from devalloc.programs.node_options import PluginOptions, state_folders
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
+from devalloc_node.net.unix_sockets import has_listener
 
 if TYPE_CHECKING:
+    from devalloc.cli.node_machines import ProcessUsage
     from devalloc.cli.render.output import Cell
     from devalloc_node.pb.node_pb2 import Machine, Result
     from devalloc_node.pb.node_pb2_grpc import NodeStub
@@ -80,7 +81,6 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     from devalloc_node.machine.exits import power_down_all
     from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.machine.registry import MachineRegistry
-    from devalloc_node.net.unix_sockets import has_listener
 
     home, run = state_folders(state, socket, machine_dir)
     if has_listener(socket):
@@ -132,6 +132,8 @@ def top(namespace: str, all_namespaces: bool, watch: bool, interval: float, outp
     devalloc vm top -A --watch
     devalloc vm top -o wide
     """
+    from devalloc.cli.node_machines import show_usage
+
     return show_usage(None if all_namespaces else namespace, watch, interval, output, socket, _table)
 
 

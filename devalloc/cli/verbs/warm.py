@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 from click.core import ParameterSource
 
+from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.cli.command import BadInput, VerbGroup, verb
 from devalloc.cli.machine_requests import read_function
 from devalloc.cli.node_client import (
@@ -20,9 +21,12 @@ from devalloc.cli.node_client import (
     timeout_option,
 )
 from devalloc.cli.options.common import namespace_option, output_option, store_option
+from devalloc.cli.render.cells import format_elapsed
 from devalloc.cli.render.output import print_content, print_objects, print_table
+from devalloc.cli.storage import open_embedded_store
 from devalloc.cli.terminal import print_line, print_note
 from devalloc_node.errors import Denied
+from devalloc_node.pb.warm_pb2 import GetPoolRequest, ReturnSetupRequest, TakeSetupRequest
 
 if TYPE_CHECKING:
     from devalloc_node.machine.spec import CloneMode
@@ -52,8 +56,6 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
     \b
     devalloc warm list
     """
-    from devalloc.cli.render.cells import format_elapsed
-    from devalloc_node.pb.warm_pb2 import GetPoolRequest
 
     with connect_warm_pool(socket) as pool:
         status = pool.GetPool(GetPoolRequest(), timeout=timeout)
@@ -104,7 +106,6 @@ def take(owner: str, request: str, vcpus: int, one_numa_node: bool, output: str,
     \b
     devalloc warm take web-7 --vcpus 2
     """
-    from devalloc_node.pb.warm_pb2 import TakeSetupRequest
 
     take_request = TakeSetupRequest(owner=owner, request=request, vcpus=vcpus, one_numa_node=one_numa_node)
     with connect_warm_pool(socket) as pool:
@@ -144,7 +145,6 @@ def give_back(setup: str, socket: Path, timeout: float) -> int:
     \b
     devalloc warm return warm-4f2b9c3d5e6a7b8c9d0e --timeout 5s
     """
-    from devalloc_node.pb.warm_pb2 import ReturnSetupRequest
 
     with connect_warm_pool(socket) as pool:
         reply = pool.ReturnSetup(ReturnSetupRequest(id=setup), timeout=timeout)
@@ -241,7 +241,6 @@ def replica(
     if not applies:
         print_objects([planned.manifest], output)
         return 0
-    from devalloc.cli.storage import open_embedded_store
     from devalloc.cli.verbs.apply import apply_object
 
     with open_embedded_store(store, create=True) as objects:
@@ -255,7 +254,6 @@ def replica(
 
 def _disk_bytes(request: ReplicaRequest, clone: CloneMode, disk: str | None) -> int:
     """What the disk of a replica can take: as said, or what its image needs. Raises BadInput, Denied."""
-    from devalloc.api.quantity import NANO, Quantity, QuantityError
     from devalloc_node.machine.cloned_disks import most_bytes
     from devalloc_node.warm.function_replicas import image_disk
 

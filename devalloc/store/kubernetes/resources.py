@@ -99,7 +99,7 @@ OWN_KINDS = tuple(
         kind.version,
         kind.plural,
         kind.namespaced,
-        "status" in kind.model.model_fields,
+        kind.has_status,
         is_optional=kind.kind in NOT_IN_EARLIER_VERSIONS,
     )
     for kind in API_KINDS.values()

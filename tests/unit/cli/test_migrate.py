@@ -15,7 +15,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.views import MachineView, MigrationView
 from devalloc.cli.verbs import migrate as verb
-from devalloc.cli.verbs.wait import wait_until
+from devalloc.cli.waiting import wait_until
 from devalloc.controller import cordon
 from devalloc.controller.drain import withdraw_requests
 from devalloc.controller.migration_cleanup import MigrationCleanup

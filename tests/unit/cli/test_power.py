@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.cli import waiting as waits
 from devalloc.cli.verbs import power, scale
-from devalloc.cli.verbs import wait as waits
 from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.machine.records import MachineView, State

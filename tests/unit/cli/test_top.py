@@ -186,7 +186,7 @@ def test_the_screen_is_drawn_at_its_interval_and_after_each_key_until_q(
     for interval, seconds in (("7s", 7.0), ("1ms", top.MIN_SECONDS)):
         drawn.clear()
         keys = Pressed("down", "up", "q")
-        monkeypatch.setattr("devalloc.cli.keys.pressed_keys", partial(nullcontext, keys))
+        monkeypatch.setattr(top, "pressed_keys", partial(nullcontext, keys))
         assert devalloc("top", "--interval", interval, "--store", path).code == 0
         assert len(drawn) == 3
         assert all(seconds - 1 < wait <= seconds for wait in keys.waits)
