@@ -15,7 +15,8 @@ from devalloc.controller.drain import evict
 from devalloc.controller.fencing import state_fence
 from devalloc.controller.migration_cleanup import MAX_ENDED, MigrationCleanup
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.reconcile.vm_scheduling.migrations import MAX_PER_NODE, MigrationLimits
+from devalloc.controller.reconcile.vm_scheduling.migrations import MAX_PER_NODE
+from devalloc.controller.settings import MigrationLimits
 from devalloc.store import Change, CommitOutcomes, Conflict, Fence, NotFound, Store, StoreError, UnknownOutcome
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held

@@ -240,6 +240,7 @@ def test_a_request_for_a_machine_that_came_unheard_of_is_written_as_that_machine
     both.delete(f"{MACHINES}/vm1", obj["metadata"]["uid"], obj["metadata"]["resourceVersion"])
     with slow_writer(both, monkeypatch) as writer:
         put(both, "vm1", obj)
+        writer._store.refresh()  # type: ignore[attr-defined]  # lists come from a mirror, which follows by a watch
 
         async def course() -> PermitAnswer:
             writer.see(StoreChanges(gap=True))
