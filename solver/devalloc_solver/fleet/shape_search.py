@@ -258,7 +258,7 @@ class ShapeSearch:
                         heapreplace(heap, (better if recipe is None else recipe.score, rank, number))
                     elif recipe.ways:
                         return record, recipe
-                    elif self._undecided_before(node, score, queued if restrictions else None) < most:
+                    elif self._has_fewer_before(most, node, score, queued if restrictions else None):
                         self._decide(node, record)
                     else:
                         aside.append(heappop(heap))
@@ -267,9 +267,11 @@ class ShapeSearch:
                 heappush(heap, entry)
         return None
 
-    def _undecided_before(self, node: NodeClass, score: PlacementScore, firsts: Mapping[int, int] | None) -> int:
-        """How many kinds of classes that only CP-SAT can decide may be better than one, or come before it. ``firsts``:
-        class -> rank of the first node that counts, if not all do."""
+    def _has_fewer_before(
+        self, most: int, node: NodeClass, score: PlacementScore, firsts: Mapping[int, int] | None
+    ) -> bool:
+        """Whether fewer than so many kinds of classes that only CP-SAT can decide may be better than one, or come
+        before it. ``firsts``: class -> rank of the first node that counts, if not all do."""
         looks = self._looks(node, self.count_bounds.relevant(node.kind))
         self.undecided.setdefault(looks, (score, set()))[1].add(node.index)
         first_of = firsts.get if firsts is not None else self._first_of
@@ -278,7 +280,9 @@ class ShapeSearch:
         for other, (bound, numbers) in self.undecided.items():
             ranks = [rank for number in numbers if (rank := first_of(number)) is not None]
             before += other != looks and bool(ranks) and (bound, min(ranks)) < own
-        return before
+            if before >= most:  # mostly the first ones: all of them for each class would cost the square of a fleet
+                return False
+        return True
 
     def _first_of(self, number: int) -> int | None:
         node = self.index.classes.by_index.get(number)

@@ -166,7 +166,8 @@ class _ValueSearch:
                 ] += candidate_group.size
             same, firsts = seen[frozenset(signature.items())], tuple(first_of_pools.values())
             # One that is like another fits as well: it is of use only if it comes first in a pool.
-            if not same or (self.best and not any(all(map(le, before, firsts)) for before in same)):
+            wants_equal = self.best and len(self.best) < MAX_EQUAL
+            if not same or (wants_equal and not any(all(map(le, before, firsts)) for before in same)):
                 same.append(firsts)
                 yield value
 
@@ -185,12 +186,13 @@ class _ValueSearch:
             return
         if not self.best or settled.size < self.best[0].size:
             self.best = [settled]
-        elif settled.size == self.best[0].size:
+        elif settled.size == self.best[0].size and len(self.best) < MAX_EQUAL:
             self.best.append(settled)
-        self.done = self.any_will_do or len(self.best) >= MAX_EQUAL
         bounds, pools = self.counting_bounds, self.best[0].size[0]
         if not self.is_least and bounds.is_constant(self.chosen) and pools <= bounds.fewest_pools(self.chosen):
             self.is_least, self.steps = True, StepBudget(min(POLICY_STEPS, self.steps.left), self.steps.deadline)
+        # Before that, a value yet to come may be better than any number of equally good ones.
+        self.done = self.any_will_do or (self.is_least and len(self.best) >= MAX_EQUAL)
 
     def _served(
         self, stock: RemainingSupply, chosen: int, most: int | None, *, unsplit: bool = False

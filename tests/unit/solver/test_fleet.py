@@ -241,6 +241,19 @@ def test_of_values_that_match_the_one_with_the_first_devices_is_taken() -> None:
     assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(wanted)) == ["p01/g0", "p01/g2"]
 
 
+@pytest.mark.parametrize("count", [3, 16, 40])
+def test_a_value_of_fewer_pools_is_found_behind_many_that_are_equally_good(count: int) -> None:
+    """Each of these has a device in both of the first pools, and comes before the others in one of them."""
+    values = {"p0": range(count), "p1": range(count - 1, -1, -1), "p2": [count] * 2}
+    pools = [
+        pool(name, "n0", "gpu", devices=[device(f"g{n:02}", attributes={"numa": numa}) for n, numa in enumerate(own)])
+        for name, own in values.items()
+    ]
+    documents, wanted = [*pools, device_class("gpu", driver="gpu")], wants("c", 2, match="numa")
+    (cold,) = solve_manifests([*documents, wanted])["claims"]
+    assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(wanted)) == ["p2/g00", "p2/g01"]
+
+
 @pytest.mark.parametrize("placement", ["pack", "spread"])
 @pytest.mark.parametrize("seed", range(40))
 def test_the_value_that_devices_match_in_is_the_same_as_in_a_cold_solve(seed: int, placement: str) -> None:
