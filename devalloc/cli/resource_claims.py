@@ -83,9 +83,10 @@ _POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
 def with_claims_of_pods(objects: Sequence[Any]) -> list[Any]:
     """The objects, with the claims that Kubernetes makes for the pods among them in the place of these pods and of the
-    templates that they name. A pod whose template is not there stays."""
+    templates that they name. All claims of such a pod are on one node. A pod whose template is not there stays."""
     templates = {_key(one): one for one in of_kind(objects, TEMPLATE)}
-    there = {_key(one) for one in of_kind(objects, CLAIM)}
+    there = {_key(one): _group_of(one) for one in of_kind(objects, CLAIM)}
+    groups: dict[tuple[str, str], str] = {}
     used: set[tuple[str, str]] = set()
     given: list[Any] = []
     for one in objects:
@@ -96,8 +97,46 @@ def with_claims_of_pods(objects: Sequence[Any]) -> list[Any]:
             continue
         used.update(named)
         made = [_claim_of_pod(one, entry, templates[key]) for entry, key in zip(entries, named, strict=True)]
-        given += [claim for claim in made if _key(claim) not in there]
+        known = [
+            {_key(claim), _made_for(one, entry)} & there.keys() for claim, entry in zip(made, entries, strict=True)
+        ]
+        new = [claim for claim, earlier in zip(made, known, strict=True) if not earlier]
+        others = sorted({*_named_claims(one)} & there.keys() | set().union(*known))
+        if len(new) + len(others) > 1:
+            group = next((g for each in others if (g := there[each] or groups.get(each))), _key(one)[1])
+            groups.update({each: group for each in others if not there[each] and each not in groups})
+            new = [_in_group(claim, group) for claim in new]
+        given += new
+    given = [
+        _in_group(one, groups[_key(one)]) if any(_key(c) in groups for c in of_kind([one], CLAIM)) else one
+        for one in given
+    ]
     return [one for one in given if not any(_key(each) in used for each in of_kind([one], TEMPLATE))]
+
+
+def _annotations(content: Object) -> Object:
+    annotations = content["metadata"].get("annotations")
+    return annotations if isinstance(annotations, dict) else {}
+
+
+def _group_of(claim: Object) -> str | None:
+    group = _annotations(claim).get(GROUP)
+    return group if isinstance(group, str) and group else None
+
+
+def _in_group(claim: Object, group: str) -> Object:
+    """A claim that is on one node with others; one that says so itself, or cannot be read, as it is."""
+    metadata = claim["metadata"]
+    if not isinstance(metadata.get("annotations") or {}, dict):
+        return claim
+    return {**claim, "metadata": {**metadata, "annotations": {**_annotations(claim), GROUP: _group_of(claim) or group}}}
+
+
+def _named_claims(pod: Object) -> Iterator[tuple[str, str]]:
+    """The claims that a pod has by name."""
+    for entry in pod["spec"]["resourceClaims"]:
+        if isinstance(entry, dict) and isinstance(name := entry.get("resourceClaimName"), str):
+            yield _key(pod)[0], name
 
 
 def _template_entries(content: Any) -> list[Object]:
@@ -114,13 +153,22 @@ def _template_entries(content: Any) -> list[Object]:
     ]
 
 
-def _claim_of_pod(pod: Object, entry: Object, template: Object) -> Object:
-    """The claim that a pod gets from a template, under a name that says whose it is. Several of one pod are on one
-    node."""
+def _made_for(pod: Object, entry: Object) -> tuple[str, str]:
+    """The claim that Kubernetes has made for an entry of a pod; without a name if there is none."""
+    status = pod.get("status")
+    made = status.get("resourceClaimStatuses") if isinstance(status, dict) else None
+    own = (each for each in (made if isinstance(made, list) else ()) if isinstance(each, dict))
+    name = next((each.get("resourceClaimName") for each in own if each.get("name") == entry["name"]), None)
+    return _key(pod)[0], str(name or "")
 
+
+def _claim_of_pod(pod: Object, entry: Object, template: Object) -> Object:
+    """The claim that a pod gets from a template, under a name that says whose it is. Annotations that are no map are
+    left for the reader of claims to report."""
     claim, (namespace, name) = as_claim(template), _key(pod)
-    group = {GROUP: name} if len(pod["spec"]["resourceClaims"]) > 1 else {}
-    annotations = {**group, **(claim["metadata"].get("annotations") or {}), _POD_CLAIM_NAME: entry["name"]}
+    annotations = claim["metadata"].get("annotations") or {}
+    if isinstance(annotations, dict):
+        annotations = {**annotations, _POD_CLAIM_NAME: entry["name"]}
     own = {"name": f"{name}-{entry['name']}", "namespace": namespace, "annotations": annotations}
     return {**claim, "metadata": {**claim["metadata"], **own}}
 

@@ -100,6 +100,39 @@ def test_a_claim_of_a_pod_that_is_given_is_not_made_again(devalloc: Shell) -> No
     assert (answer["name"], len(answer["allocations"])) == ("web-x0", 2)
 
 
+@pytest.mark.parametrize("is_named", [True, False], ids=["named by the pod", "made already"])
+def test_all_claims_of_a_pod_are_on_one_node(devalloc: Shell, is_named: bool) -> None:
+    """Also one that the manifests contain, whose devices are on a node that has no more of them."""
+    own = resource_claim(request("r", 2), name="mine" if is_named else "web-x0")
+    web = pod("web", "one") if is_named else pod("web", "one", "one")
+    if is_named:
+        web["spec"]["resourceClaims"].append({"name": "own", "resourceClaimName": "mine"})
+    slices = [slice_("s0", devices("a"), pool="p", nodeName="n0"), slice_("s1", devices("b", "c"), pool="q")]
+    few = devalloc("solve", "-f", "-", stdin=text(ANY, *slices, template("one", 1), web, own))
+    assert few.code == 3
+    slices[1] = slice_("s1", devices("b", "c", "d"), pool="q")
+    shown = devalloc("solve", "-f", "-", "-o", "json", stdin=text(ANY, *slices, template("one", 1), web, own))
+    assert [each["node"] for each in json.loads(shown.out)["claims"]] == ["n1"] * 2
+
+
+def test_a_claim_that_kubernetes_has_made_for_a_pod_is_not_made_again(devalloc: Shell) -> None:
+    """Its name ends at random: the pod's status tells it."""
+    made = resource_claim(request("r", 2), name="web-x0-7k2p9")
+    status = {"phase": "Pending", "resourceClaimStatuses": [{"name": "x0", "resourceClaimName": "web-x0-7k2p9"}]}
+    given = (ANY, SLICE, template("one", 1), made, pod("web", "one", status=status))
+    shown = devalloc("solve", "-f", "-", "-o", "json", stdin=text(*given))
+    assert [each["name"] for each in json.loads(shown.out)["claims"]] == ["web-x0-7k2p9"]
+
+
+@pytest.mark.parametrize("annotations", [["a"], "a", 5])
+def test_annotations_of_a_template_that_are_no_map_are_a_fault_of_the_claim(devalloc: Shell, annotations: Any) -> None:
+    broken = template("one", 1)
+    broken["spec"]["metadata"] = {"annotations": annotations}
+    shown = devalloc("solve", "-f", "-", stdin=text(ANY, SLICE, broken, pod("web", "one")))
+    assert shown.code == 2
+    assert "default/web-x0: metadata.annotations" in shown.err
+
+
 def test_explain_of_a_store_says_what_allocates_there(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(*OBJECTS))
     shown = devalloc("explain", "resourceclaim/pair")
