@@ -29,6 +29,8 @@ MAX_MESSAGES = 20_000
 """Messages that wait for a round; if there are more, one takes the place of all."""
 MAX_ASIDE = 256
 """Threads that may wait for something slow beside those that work."""
+MOST_ROUND_SECONDS = 5.0
+"""The longest pause after a round that failed, which keeps all keys, however short their own pauses are."""
 
 Errors = tuple[type[BaseException], ...]
 K = TypeVar("K", bound=Hashable)
@@ -94,6 +96,12 @@ def when_set(stop: threading.Event, do: Callable[[], object]) -> threading.Threa
     return thread
 
 
+_tells_lock = threading.Lock()
+_tells: dict[threading.Event, set[Callable[[], None]]] = {}
+"""Who waits in event loops for what is not set yet. One thread waits for all of them: those who wait may come and go
+as long as the program runs."""
+
+
 async def until_set(stop: threading.Event) -> None:
     """Wait in an event loop until another thread sets it."""
     loop, is_set = asyncio.get_running_loop(), asyncio.Event()
@@ -102,8 +110,25 @@ async def until_set(stop: threading.Event) -> None:
         with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(is_set.set)
 
-    when_set(stop, tell)
-    await is_set.wait()
+    with _tells_lock:
+        if stop.is_set():
+            return
+        if stop not in _tells:
+            when_set(stop, partial(_tell_all, stop))
+        tells = _tells.setdefault(stop, set())
+        tells.add(tell)
+    try:
+        await is_set.wait()
+    finally:
+        with _tells_lock:
+            tells.discard(tell)
+
+
+def _tell_all(stop: threading.Event) -> None:
+    with _tells_lock:
+        tells = [*_tells.pop(stop, ())]
+    for tell in tells:
+        tell()
 
 
 class Worker(Generic[K, M]):
@@ -147,6 +172,8 @@ class Worker(Generic[K, M]):
         """Of keys that failed."""
         self._aside = 0
         self._fatal: BaseException | None = None
+        self._stop: threading.Event | None = None
+        """That of ``run``."""
         self.began: float | None = None
         """When the round of ``run`` that goes on began, by ``time.monotonic``; None between rounds."""
 
@@ -205,8 +232,9 @@ class Worker(Generic[K, M]):
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Raises what is ``fatal``; all else is logged, and tried again."""
+        self._stop = stop
         when_set(stop, self._wake)
-        retry = self._new_retry(self._what)
+        retry = self._new_retry(self._what, MOST_ROUND_SECONDS)
         while not stop.is_set():
             with self._changed:
                 seen = self._count
@@ -298,6 +326,8 @@ class Worker(Generic[K, M]):
         """Take the key that has been due for longest, if one may begin. What came after the number ``last`` is for the
         next round: a key that adds itself must not keep this one from ending."""
         with self._changed:
+            if self._fatal is not None or (self._stop is not None and self._stop.is_set()):
+                return None
             self._drop_outdated()
             if not self._order or self._order[0] > (now, last) or self._is_full():
                 return None
@@ -362,8 +392,8 @@ class Worker(Generic[K, M]):
         pause = retry.count()
         return Again(pause if again.after is None else again.after)
 
-    def _new_retry(self, what: str) -> Retry:
-        return Retry(log, what, self._pace.first, self._pace.most, expected=self._pace.expected)
+    def _new_retry(self, what: str, most: float = math.inf) -> Retry:
+        return Retry(log, what, self._pace.first, min(self._pace.most, most), expected=self._pace.expected)
 
     def _wake(self) -> None:
         with self._changed:

@@ -102,10 +102,15 @@ class NodeFencer:
     def look(self, stop: threading.Event) -> None:
         """See which nodes are lost, and fence one that is due. Raises StoreError."""
         try:
-            documents = self._store.list(("Node", "DevicePool")).objects
+            self._look(stop)
         except StoreError:
-            self._lost.clear()  # who does not see the nodes does not know that they are lost
+            # Who does not see the nodes does not know that they are lost. And one that was powered off while that could
+            # not be stated has time to come back before it is powered off again.
+            self._lost.clear()
             raise
+
+    def _look(self, stop: threading.Event) -> None:
+        documents = self._store.list(("Node", "DevicePool")).objects
         nodes = {doc["metadata"]["name"]: doc for doc in documents if is_node(doc)}
         stated, now = fence_statements(documents), self._clock()
         lost = {name for name, node in nodes.items() if is_lost(node)}

@@ -258,14 +258,19 @@ class ReplicaSets:
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
-        watcher = Watcher(self._store, KINDS, self.worker.tell, "cannot watch replica sets", relist=RESYNC_SECONDS)
+        what = "cannot watch replica sets"
+        watcher = Watcher(self._store, KINDS, self.worker.tell, what, lists=False, relist=RESYNC_SECONDS)
         run_with_watchers(self.worker.run, [watcher], stop)
 
-    def _take(self, changes: Iterable[Listed | Event]) -> None:
+    def _take(self, changes: Sequence[Listed | Event]) -> None:
+        """Raises StoreError."""
+        if any(isinstance(change, Listed) for change in changes):
+            # Read here and now: a listing from before machines were created or deleted here would undo that, and have
+            # others deleted.
+            self._take_all(self._store.list(KINDS).objects)
+            return
         for change in changes:
-            if isinstance(change, Listed):
-                self._take_all(change.objects)
-            else:
+            if isinstance(change, Event):
                 self._take_one(change)
 
     def _take_all(self, objects: Sequence[Object]) -> None:

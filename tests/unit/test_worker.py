@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.worker import FAILED, MAX_MESSAGES, UNTRIED, Again, Pace, Why, Worker, repeat
+from devalloc.worker import (
+    FAILED,
+    MAX_MESSAGES,
+    MOST_ROUND_SECONDS,
+    UNTRIED,
+    Again,
+    Pace,
+    Why,
+    Worker,
+    repeat,
+    until_set,
+)
 from tests.support.waiting import until
 
 
@@ -413,6 +426,38 @@ class TestRun:
             with pytest.raises(Failure):
                 worker.run(threading.Event())
 
+    def test_once_it_is_stopped_no_further_key_is_begun(self) -> None:
+        stop, done = threading.Event(), []
+
+        def work(key: str, why: Why) -> None:
+            done.append(key)
+            stop.set()
+
+        worker: Worker[str, str] = Worker("cannot work", work)
+        for key in "abc":
+            worker.add(key)
+        worker.run(stop)
+        assert done == ["a"]
+
+    def test_after_an_error_that_is_fatal_no_further_key_is_begun(self) -> None:
+        done: list[str] = []
+
+        def work(key: str, why: Why) -> None:
+            done.append(key)
+            raise Failure("unusable")
+
+        worker: Worker[str, str] = Worker("cannot work", work, pace=Pace(fatal=(Failure,)))
+        worker.add("a")
+        worker.add("b")
+        with pytest.raises(Failure):
+            worker.run(threading.Event())
+        assert done == ["a"]
+
+    def test_a_round_that_fails_again_and_again_is_tried_again_soon(self) -> None:
+        worker: Worker[str, str] = Worker("cannot work", lambda key, why: None, pace=Pace(most=60.0))
+        retry = worker._new_retry("", MOST_ROUND_SECONDS)
+        assert [retry.count() for _ in range(5)][-1] == MOST_ROUND_SECONDS
+
     def test_a_round_that_fails_is_tried_again(self) -> None:
         taken: list[Sequence[str]] = []
 
@@ -455,3 +500,21 @@ class TestRepeat:
 
         with pytest.raises(Failure):
             repeat(threading.Event(), do, 0.01, "cannot look", fatal=(Failure,))
+
+
+def test_who_waits_in_an_event_loop_leaves_no_thread_for_each_wait() -> None:
+    stop = threading.Event()
+
+    async def wait(seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(until_set(stop), seconds)
+            return True
+        return False
+
+    before = threading.active_count()
+    assert [asyncio.run(wait(0.001)) for _ in range(10)] == [False] * 10
+    assert threading.active_count() <= before + 1
+    threading.Timer(0.05, stop.set).start()
+    assert asyncio.run(wait(10.0))
+    assert asyncio.run(wait(10.0)), "it is set already"
+    until(lambda: threading.active_count() <= before)

@@ -29,7 +29,6 @@ from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, alive, qemu_uuid
 from devalloc_node.machine.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed
 from devalloc_node.machine.records import (
-    LIVING,
     MACHINES,
     PAUSED_ON_REQUEST,
     MachineAmounts,
@@ -370,10 +369,11 @@ class MachineRegistry:
                 record = record_of(key, content)
                 if record.spec.adopt or not record.spec.running or record.migration is not None:
                     continue
-                state = state_of(record, self.process_of(record), MachineObservation())
+                process = self.process_of(record)
+                state = state_of(record, process, MachineObservation())
                 # No policy forbids ending one that never started completely, and nothing else would end it.
                 is_cut_off = state in (State.STARTING, State.CUT_OFF) and record.reason != "StopWanted"
-                if is_cut_off or (record.will_restart and state not in LIVING):
+                if is_cut_off or (record.will_restart and process is None):
                     to_start.append(record.machine)
         return to_start
 

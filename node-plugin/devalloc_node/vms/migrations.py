@@ -26,7 +26,7 @@ from devalloc.api.views import MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store import Conflict, Event, NotFound, Object, Store, StoreError
 from devalloc.store.watcher import Listed, Watcher, run_with_watchers
-from devalloc.worker import Again, Pace, Why, Worker
+from devalloc.worker import UNTRIED, Again, Pace, Why, Worker
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError, Unknown
 from devalloc_node.machine import migrated_firmware, migration
@@ -124,6 +124,9 @@ class MigrationLoop:
         self._stop = threading.Event()
         pace = Pace(_RETRY_SECONDS, _RETRY_SECONDS, threads=_THREADS, expected=(NodeError, StoreError))
         self.worker: Worker[str, object] = Worker("cannot go on with migrations", self._work, pace=pace)
+        self._waiting: set[str] = set()
+        """Keys of machines whose next step has its time. Each report of any migration has all looked at, and must not
+        have steps repeated before it."""
         self._names: dict[str, tuple[str, str]] = {}
         """Keys of migrations by their UIDs."""
         self._began: dict[str, float] = {}
@@ -163,8 +166,13 @@ class MigrationLoop:
         A machine whose migration is over and withdrawn costs nothing.
         """
         if key != ALL:
-            pause = self.step(key)
-            return None if pause is None else Again(pause)
+            if why is Why.ADDED and key in self._waiting:
+                return UNTRIED
+            self._waiting.add(key)  # also if it fails
+            if (pause := self.step(key)) is None:
+                self._waiting.discard(key)
+                return None
+            return Again(pause)
         if not self._is_settled:
             self._settle()
             self._is_settled = True

@@ -43,7 +43,7 @@ from devalloc_node.vms.scaling import (
     offer_cpu_control,
     scale_by_load,
 )
-from devalloc_node.vms.situation import Situation, Whose, is_unreserved, read_situation, take_object
+from devalloc_node.vms.situation import Situation, Whose, foreign_pid, is_unreserved, read_situation, take_object
 from devalloc_node.vms.spec_changes import is_to_restart, pending_changes, with_numa_node
 from devalloc_node.vms.start_refusals import GIVEN_BACK, HOST_FILES, SOON_SECONDS, Needs, StartRefusals, start_refused
 
@@ -568,7 +568,8 @@ class MachineReconciler:
             if who.asks_pods and report.permitted is not None and machine is not None:  # another program's does not
                 status["permitted"] = objects.permit_by(who.permits, amounts_of(report.permitted), machine.id)
         is_lost = machine is None and self._operations.machines.lost(key) is not None
-        if is_foreign := now.state is State.FOREIGN:  # whatever an older record of it says, it runs
+        pid = foreign_pid(obj, vm, self._operations.node_name, self._operations.machines.get(key))
+        if is_foreign := pid is not None:  # also one that is lost: whatever an older record of it says, it runs
             status["phase"] = "Unknown"
         is_new = status["phase"] == "Paused" and (obj.get("status") or {}).get("phase") != "Paused"
         if is_new and reason != PAUSED_ON_REQUEST:

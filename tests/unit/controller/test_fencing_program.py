@@ -14,7 +14,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.fencing import fence_statements, fenced_nodes
 from devalloc.controller.fencing_program import FencingSettings, NodeFencer, run_program
-from devalloc.store import Change, Key, NotFound, Object
+from devalloc.store import Change, Key, NotFound, Object, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc_solver import testing
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -198,6 +198,21 @@ def test_the_api_server_is_asked_once_more_before_a_node_is_powered_off(fleets: 
 
     fleet.store.get = fresh  # type: ignore[method-assign]
     assert fleet.look(300) == []
+
+
+def test_a_node_of_which_it_cannot_be_stated_that_it_is_off_has_time_to_come_back(fleets: Fleets) -> None:
+    fleet = fleets(5)
+    fleet.set_ready("node-1", "Unknown")
+    fleet.look()
+
+    def refused(obj: Object) -> Object:
+        raise Unavailable("the API server does not answer")
+
+    fleet.store.replace = refused  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        fleet.look(300)
+    assert fleet.calls == ["node-1"]
+    assert [fleet.look(5) for _ in range(3)] == [[]] * 3, "it boots"
 
 
 @pytest.mark.parametrize("seed", range(20))

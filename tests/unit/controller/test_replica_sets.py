@@ -569,3 +569,24 @@ def test_the_loop_sees_changes_and_ends_when_it_is_stopped(world: World) -> None
         until(lambda: list(world.machines()) == ["web-1"] or list(world.machines()) == ["web-2"], "one is left")
         world.store.delete(KIND, "team", "web")
         until(lambda: not world.machines(), "all went with the set")
+
+
+def test_a_listing_from_before_a_deletion_has_no_other_machine_deleted(world: World) -> None:
+    world.apply(replica_set())
+    world.settle()
+    for name in world.machines():
+        world.report(name, "Running")
+    world.settle()
+    world.apply(replica_set(2))
+    world.hear()
+    world.report("web-1", "Starting")
+    before = Listed(world.store.list((KIND, MACHINE)).objects)
+    uids = {name: obj["metadata"]["uid"] for name, obj in world.machines().items()}
+    world.round()
+    assert world.machines().keys() == {"web-1", "web-2"}
+    world.controller.worker.tell(before)  # the watcher has listed meanwhile, and has not heard of the deletion yet
+    world.round()
+    world.settle()
+    assert {name: obj["metadata"]["uid"] for name, obj in world.machines().items()} == {
+        name: uids[name] for name in ("web-1", "web-2")
+    }

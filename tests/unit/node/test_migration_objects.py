@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from devalloc.api import meta
 from devalloc.store import Conflict, Object
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.firmware import FirmwareIdentity
 from devalloc_node.machine.launch import IncomingPlatform
 from devalloc_node.machine.migration import Destination
@@ -25,7 +25,7 @@ from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.vms import MigrationLoop, objects
 from devalloc_node.vms import migration_objects as moves
-from devalloc_node.vms.migrations import MigrationSettings, _Move
+from devalloc_node.vms.migrations import ALL, MigrationSettings, _Move
 from tests.support.migration_nodes import migration
 
 RUN = "7d3c2f3e-0000-4000-8000-00000000a001"
@@ -230,3 +230,28 @@ def test_a_migration_is_ready_when_its_machine_has_moved(store: SQLiteStore) -> 
     assert store.get(kind, "default", "move")["metadata"]["resourceVersion"] == version, "nothing has changed"
     moves.write_succeeded(store, made)
     assert reported() == [("Ready", "True", "Succeeded", "its phase is Succeeded")]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_others_report_has_no_step_repeated_before_its_time(store: SQLiteStore, fails: bool) -> None:
+    operations, steps = SimpleNamespace(node_name="a"), []
+    loop = MigrationLoop(store, operations, SimpleNamespace(), ChangeNotifier(), MigrationSettings())  # type: ignore[arg-type]
+
+    def step(key: str) -> float | None:
+        steps.append(key)
+        if fails:
+            raise Failed("MachineBusy", "another change is under way")
+        return 0.5
+
+    loop.step = step  # type: ignore[method-assign]
+    loop.concerned = lambda: ["default/m"]  # type: ignore[method-assign]
+    loop.worker._spawn, now = lambda work: work(), 0.0
+    loop.worker._clock = lambda: now
+    for _ in range(20):
+        loop.worker.add(ALL)
+        loop.worker.round()
+        now += 0.02
+    assert len(steps) == 1
+    now += 2.0
+    loop.worker.round()
+    assert len(steps) == 2

@@ -446,6 +446,30 @@ class TestStart:
         world.round(times=3)
         assert not world.exists("VirtualMachine", "web")
 
+    def test_a_lost_machine_that_cannot_be_taken_up_yet_is_not_shown_as_one_that_does_not_run(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        obj, run = world.store.get("VirtualMachine", "default", "web"), "e66bd69c-983c-4fcf-b546-1b352acf6dca"
+
+        def silent(*args: object) -> None:
+            raise Unknown("QemuSilent", "QEMU does not answer")
+
+        monkeypatch.setattr(world.machines, "take_up", silent)
+        sleeping = [sys.executable, "-c", "import time; time.sleep(600)", "-uuid", run]
+        with subprocess.Popen(sleeping) as qemu:
+            try:
+                _until(lambda: qemu_uuid(qemu.pid) == run)
+                world.store.replace_status({**obj, "status": {**obj["status"], "machineID": run, "pid": qemu.pid}})
+                world.machines.forgotten["default/web"] = replace(world.machines.views.pop("default/web"), id=run)
+                world.restart()
+                world.round(times=2)
+                assert (world.status()["reason"], world.status()["machineID"]) == ("QemuSilent", run)
+                assert world.status()["phase"] == "Unknown"
+            finally:
+                qemu.kill()
+
     def test_a_deleted_object_stays_while_what_may_be_its_machine_runs(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
