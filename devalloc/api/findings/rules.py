@@ -47,20 +47,20 @@ class RuleCode(StrEnum):
         "noClassOfType",
         _Row(
             topic="type",
-            words="are left out, as no class has deviceType {type!r}",
+            words="are left out, as no class has deviceType '{type}'",
             advice="name another type, or create a class of it",
             lifted_by=("class",),
-            alone="no class has deviceType {type!r}",
+            alone="no class has deviceType '{type}'",
         ),
     )
     CLASS_OF_OTHER_TYPE = (
         "classOfOtherType",
         _Row(
             topic="type",
-            words="are left out, as class {device_class!r} is not of deviceType {type!r}",
+            words="are left out, as class '{device_class}' is not of deviceType '{type}'",
             advice="name a class of that type",
             lifted_by=("class",),
-            alone="class {device_class!r} is not of deviceType {type!r}",
+            alone="class '{device_class}' is not of deviceType '{type}'",
         ),
     )
     OTHER_DRIVER = (
@@ -169,7 +169,7 @@ class RuleCode(StrEnum):
         "classSelector",
         _Row(
             topic="class",
-            words="fail a selector of class {device_class!r}",
+            words="fail a selector of class '{device_class}'",
             advice="name another class",
             lifted_by=("class",),
             tells_example=True,

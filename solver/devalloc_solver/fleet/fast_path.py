@@ -207,7 +207,8 @@ class FastPath:
             return rivals
         scores = [*map(_common_score, rivals)]
         best = min(scores)
-        return [rival for rival, score in zip(rivals, scores, strict=True) if score == best]
+        equal = [rival for rival, score in zip(rivals, scores, strict=True) if score == best]
+        return sorted(equal, key=lambda rival: sorted([_first_groups(option.ways[0]) for option in rival]))
 
     def _load(self, request: Request, node: NodeClass) -> int:
         """How much each device is that a request takes there; 0 where the policy does not weigh it."""
@@ -230,7 +231,7 @@ class FastPath:
             if choices:
                 best = min([choice.score for choice in choices])
                 ways = [way for choice in choices if choice.score == best for way in choice.ways]
-                options[common] = RequestOption(best, tuple(ways))
+                options[common] = RequestOption(best, tuple(sorted(ways, key=_first_groups)))
         return options
 
     def _choice(
@@ -357,6 +358,11 @@ class FastPath:
             least = min(costs)[0]
             options[values] = least, [g for loss, g in costs if loss == least], [g for _, g in costs]
         return options
+
+
+def _first_groups(way: Sequence[PlanPart]) -> list[tuple[int, int]]:
+    """Where its first devices are, more or less: of very many equal ways, only the first ones are compared."""
+    return [(part.pool, part.groups[0]) for part in way]
 
 
 def _common_score(choices: Sequence[RequestOption]) -> PlacementScore:

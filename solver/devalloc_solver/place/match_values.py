@@ -139,6 +139,25 @@ class _ValueSearch:
             )
         return common or {}
 
+    def _first_lots(self, number: int, takers: list[int]) -> dict[object, tuple[bool, int]]:
+        """The values -> whether no pool has enough of each, and the first candidate group: of a pool that has, if any.
+        Where very many are as good, only the first ones are compared."""
+        node_view = self.counting_bounds.node_view
+        mask = node_view.unit_requests.ties[number].request_mask
+        need = max((indexed.need for indexed in node_view.unit_requests.of(mask & self.chosen)), default=0)
+        lots = {value: (True, first) for value, first in self._values(number, takers).items()}
+        sizes: Counter[tuple[object, int]] = Counter()
+        first_of: dict[tuple[object, int], int] = {}
+        for candidate_group in node_view.candidate_groups:
+            if takers[candidate_group.number] & mask:
+                for value in node_view.tie_values[number][candidate_group.number]:
+                    key = value, candidate_group.pool
+                    sizes[key] += candidate_group.size
+                    first = first_of.setdefault(key, candidate_group.number)
+                    if value in lots and sizes[key] >= need:
+                        lots[value] = min(lots[value], (False, first))
+        return lots
+
     def _distinct_values(self, number: int, rest: list[int], takers: list[int]) -> Iterator[object]:
         """Values in the order of their devices; of each kind those that come before the others in some pool."""
         node_view = self.counting_bounds.node_view
@@ -147,7 +166,7 @@ class _ValueSearch:
         others = [n for n in rest if node_view.unit_requests.ties[n].names != own_tie.names]
         differing = [n for n, tie in enumerate(node_view.unit_requests.distincts) if tie.names != own_tie.names]
         seen: dict[object, list[tuple[int, ...]]] = defaultdict(list)
-        first_lots = self._values(number, takers)
+        first_lots = self._first_lots(number, takers)
         for value in sorted(first_lots, key=lambda v: (first_lots[v], repr(v))):
             signature: Counter[object] = Counter()
             first_of_pools: dict[int, int] = {}

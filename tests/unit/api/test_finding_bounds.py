@@ -254,6 +254,11 @@ def test_claims_with_any_constraints_have_short_and_harmless_reasons(constraint:
     _judge(answer)
 
 
+def test_what_a_rule_names_in_quotes_is_escaped_once() -> None:
+    args = {"type": "a\x1bb", "device_class": "c\u202e"}
+    assert rule_words(RuleCode.NO_CLASS_OF_TYPE, args, 2).endswith("no class has deviceType 'a\\x1bb'")
+
+
 def _judge(answer: Mapping[str, Any]) -> None:
     at_length = message_of(finding_of(answer), AT_LENGTH)
     assert len(answer["message"]) <= MAX_MESSAGE

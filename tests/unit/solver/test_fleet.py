@@ -254,6 +254,19 @@ def test_a_value_of_fewer_pools_is_found_behind_many_that_are_equally_good(count
     assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(wanted)) == ["p2/g00", "p2/g01"]
 
 
+@pytest.mark.parametrize("count", [10, 20, 60])
+def test_of_many_values_that_match_the_one_with_the_first_devices_is_taken(count: int) -> None:
+    """They come in another order on a pool that has too few of each."""
+    values = {"p0": [*range(count)], "p1": [count - 1 - n // 2 for n in range(2 * count)]}
+    pools = [
+        pool(name, "n0", "gpu", devices=[device(f"g{n:03}", attributes={"numa": numa}) for n, numa in enumerate(own)])
+        for name, own in values.items()
+    ]
+    documents, wanted = [*pools, device_class("gpu", driver="gpu")], wants("c", 2, match="numa")
+    (cold,) = solve_manifests([*documents, wanted])["claims"]
+    assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(wanted)) == ["p1/g000", "p1/g001"]
+
+
 @pytest.mark.parametrize("placement", ["pack", "spread"])
 @pytest.mark.parametrize("seed", range(40))
 def test_the_value_that_devices_match_in_is_the_same_as_in_a_cold_solve(seed: int, placement: str) -> None:
