@@ -38,6 +38,8 @@ class Control:
         self._messages: SimpleQueue[Literal["stop", "rescan"]] = SimpleQueue()
         self.error: BaseException | None = None
         """What ended the program first."""
+        self.is_running = False
+        """Whether a program listens to it: until then it is put together, which may wait for locks and servers."""
 
     def stop(self) -> None:
         """End soon."""
@@ -61,15 +63,18 @@ class Control:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """While inside: SIGINT and SIGTERM stop it, a second one ends the process at once; SIGHUP has it look again.
+        """While inside: SIGINT and SIGTERM stop it, a second one, or one before it runs, ends the process at once;
+        SIGHUP has it look again.
 
         Only in the main thread.
         """
 
         def end(number: int, frame: FrameType | None) -> None:
-            self.stop()
             for each in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(each, signal.SIG_DFL)
+            if not self.is_running:
+                os.kill(os.getpid(), number)
+            self.stop()
 
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda number, frame: self.rescan())
@@ -106,7 +111,8 @@ class Program:
     grace: tuple[float, float] = (2.0, 2.0)
     """Seconds for which a stop waits for the loops, and then for the endpoints."""
     unfinished: str = ""
-    """What is said, and all parts stay open until the process ends, if something has not ended by then."""
+    """What is said if a loop has not ended by then. If this is set, all parts then stay open until the process ends,
+    as they do for an endpoint."""
     at_once: tuple[type[BaseException], ...] = ()
     """Errors after which nothing may go on: nothing is waited for or closed, and the process must end."""
 
@@ -115,6 +121,7 @@ def run(program: Program, control: Control) -> None:
     """Run until ``control`` ends it. Raises the error that did."""
     stop, over = threading.Event(), threading.Event()
     unfinished: list[ExitStack] = []
+    control.is_running = True
 
     def guarded(loop: Loop, until: threading.Event, used: list[ExitStack]) -> None:
         """``used``: stays open as long as the thread goes on."""
@@ -129,6 +136,11 @@ def run(program: Program, control: Control) -> None:
             thread.start()
         return threads
 
+    def end_if_due(parts: ExitStack) -> None:
+        if isinstance(control.error, program.at_once):
+            unfinished.append(parts.pop_all())
+            raise control.error
+
     with program.parts as parts:
         endpoints, loops = started(program.endpoints, over), started(program.loops, stop)
         try:
@@ -138,15 +150,15 @@ def run(program: Program, control: Control) -> None:
                 program.check()
         except Exception as error:
             control.fail(error)
-        if isinstance(control.error, program.at_once):
-            unfinished.append(parts.pop_all())
-            raise control.error
+        end_if_due(parts)
         stop.set()
         has_ended = _joined(loops, program.grace[0])
+        end_if_due(parts)
         over.set()
-        has_ended = _joined(endpoints, program.grace[1]) and has_ended
         if program.unfinished and not has_ended:
             log.warning("%s", program.unfinished)
+        has_ended = _joined(endpoints, program.grace[1]) and has_ended
+        if program.unfinished and not has_ended:
             unfinished.append(parts.pop_all())
     if control.error is not None:
         raise control.error

@@ -319,11 +319,18 @@ _HELP_ALL = "devalloc.help-all"
 """Key in a context's ``meta`` if its help shows everything: "", or the one group of settings that it shows."""
 
 
+class _Group(click.Choice[str]):
+    """The title of a group of settings, or nothing: all of them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return "" if value == "" else super().convert(value, param, ctx)
+
+
 def help_all_option(groups: Sequence[str] = ()) -> click.Option:
     """--help-all, which prints the help with all options or commands, or with the settings of one of these groups."""
     optional: dict[str, Any] = {"is_flag": True}
     if groups:
-        choice = click.Choice(["", *groups], case_sensitive=False)
+        choice = _Group(groups, case_sensitive=False)
         optional = {"type": choice, "is_flag": False, "flag_value": "", "metavar": "[GROUP]"}
     show = f"Show all options{' (of a group)' * bool(groups)} and exit."
     return click.Option(

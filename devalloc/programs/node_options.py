@@ -215,9 +215,11 @@ def _waiting_machine(file: Path, node: str, note: Note) -> VirtualMachine:
 
     manifests = load([str(file)])
     decoded = [decode(each.content) for each in manifests.documents]
-    problems = [*manifests.problems, *(problem for each in decoded for problem in each.problems)]
+    problems = [*manifests.problems]
+    for document, one in zip(manifests.documents, decoded, strict=True):
+        problems += map(document.place, one.problems)
     for problem in problems:
-        note(str(problem))
+        note(f"error: {problem}" if problem.is_error else str(problem))
     objects = [each.object for each in decoded if each.object is not None]
     machine = objects[0] if len(objects) == 1 else None
     if not isinstance(machine, VirtualMachine):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -107,3 +109,38 @@ def test_signals_stop_it_and_have_it_look_again() -> None:
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "a second one ends the process at once"
     assert looks == ["again"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_ends_what_does_not_run_yet_at_once() -> None:
+    """What is put together may wait for a lock, or for a server that does not answer."""
+    code = "import os, signal, time; from devalloc.program import Control\n"
+    code += "with Control().signals(): os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == -signal.SIGTERM
+
+
+def test_some_errors_end_it_at_once_while_it_stops_too() -> None:
+    seen, control = Recorder(), Control()
+    control.stop()
+
+    def lose(stop: threading.Event) -> None:
+        stop.wait()
+        raise KeyError("lease")
+
+    program = Program(parts=seen.part(), loops=[lose], endpoints=[seen.loop("site")], at_once=(KeyError,))
+    with pytest.raises(KeyError):
+        run(program, control)
+    assert seen.seen == ["site begins"]
+
+
+def test_an_endpoint_that_goes_on_is_no_unfinished_loop(caplog: pytest.LogCaptureFixture) -> None:
+    seen, control, goes_on = Recorder(), Control(), threading.Event()
+    control.stop()
+    try:
+
+        def stuck(stop: threading.Event) -> None:
+            goes_on.wait(60)
+
+        run(Program(parts=seen.part(), loops=[], endpoints=[stuck], grace=(0.0, 0.01), unfinished="a solve"), control)
+        assert (seen.seen, caplog.messages) == ([], [])
+    finally:
+        goes_on.set()

@@ -170,6 +170,9 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
         output = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
         assert (output.code, why in output.err) == (2, True), output.err
     assert os.listdir(tmp_path) == ["machine.yaml"]
+    file.write_text("apiVersion: devalloc.io/v1alpha1\nkind: VirtualMachine\nmetadata: {name: web}\nspec: {nope: 1}\n")
+    output = devalloc(*arguments, "--warm", "1", "--warm-machine", str(file), "--socket", tmp_path / "node.sock")
+    assert f"error: {file}, document 1, line 4: VirtualMachine web: spec.nope: unknown field" in output.err
 
 
 @pytest.mark.parametrize(
