@@ -97,11 +97,11 @@ def with_claims_of_pods(objects: Sequence[Any]) -> list[Any]:
             continue
         used.update(named)
         made = [_claim_of_pod(one, entry, templates[key]) for entry, key in zip(entries, named, strict=True)]
-        known = [
+        earlier_of = [
             {_key(claim), _made_for(one, entry)} & there.keys() for claim, entry in zip(made, entries, strict=True)
         ]
-        new = [claim for claim, earlier in zip(made, known, strict=True) if not earlier]
-        others = sorted({*_named_claims(one)} & there.keys() | set().union(*known))
+        new = [claim for claim, earlier in zip(made, earlier_of, strict=True) if not earlier]
+        others = sorted({*_named_claims(one)} & there.keys() | set().union(*earlier_of))
         if len(new) + len(others) > 1:
             group = next((g for each in others if (g := there[each] or groups.get(each))), _key(one)[1])
             groups.update({each: group for each in others if not there[each] and each not in groups})
