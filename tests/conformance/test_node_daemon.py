@@ -44,21 +44,22 @@ def running(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
+def lines_until(process: subprocess.Popen[str], *wanted: str) -> list[str]:
+    """Read until it has said all of these, in any order: its parts begin beside each other."""
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:
         lines.append(line)
-        if wanted in line:
+        if all(any(text in each for each in lines) for text in wanted):
             return lines
     pytest.fail(f"it ended without saying {wanted!r}: {''.join(lines)}")
 
 
 def test_it_serves_until_it_gets_a_signal(folder: Path, devalloc: Shell) -> None:
     with running(folder, "--dry-run") as process:
-        output = "".join(lines_until(process, "pools: created node-a-0000-01-00"))
+        serving = f"serving devalloc.node.v1.Node on {folder}/node.sock"
+        output = "".join(lines_until(process, "pools: created node-a-0000-01-00", serving))
         assert f"node node-a, claims of store {folder}/store.db; Ctrl-C stops" in output
-        assert f"serving devalloc.node.v1.Node on {folder}/node.sock" in output
         assert stat.S_IMODE((folder / "node.sock").stat().st_mode) == 0o600
         assert stat.S_IMODE((folder / "state").stat().st_mode) == 0o700
         with grpc.insecure_channel(f"unix:{folder}/node.sock") as channel:
@@ -127,8 +128,7 @@ def test_all_of_it_runs_in_one_process_and_ends_together(devalloc: Shell, root: 
         text=True,
     )
     try:
-        output = "".join(lines_until(process, "serving devalloc.node.v1"))
-        assert "pools: created node-a-0000-01-00, node-a-0000-05-00" in output
+        lines_until(process, "serving devalloc.node.v1", "pools: created node-a-0000-01-00, node-a-0000-05-00")
         with grpc.insecure_channel(f"unix:{tmp_path}/node/node.sock") as channel:
             node = NodeStub(channel)
             assert node.GetNode(pb.GetNodeRequest(), timeout=30).node_name == "node-a"
