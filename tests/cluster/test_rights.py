@@ -675,7 +675,9 @@ def test_a_node_writes_no_lease_but_the_one_that_shows_that_its_plugin_runs(rule
         assert_refused(attempts, "the token of node node-b writes the Lease devalloc-node.node-b only")
     stop = threading.Event()
     stop.set()
-    NodeLease(Client.connect(kubeconfig), "node-b", NAMESPACE).run(stop)
+    lease = NodeLease(Client.connect(kubeconfig), "node-b", NAMESPACE)
+    lease._renew()
+    lease.run(stop)
     own = ruled.get(f"{folder}/devalloc-node.node-b").content
     assert silence(own, now).startswith("it ended at "), "it was written, and given away at the end"
     elsewhere = folder.replace(NAMESPACE, "default")

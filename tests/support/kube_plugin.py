@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,6 @@ def plugin_bed(host: FakeHost, node: str, folder: Path, cdi: Path, kubelet: Path
 def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str]) -> None:
     """The command, with another host than this machine."""
     from devalloc.cli import main
-    from devalloc.programs import node_parts
     from devalloc_node.deadline import Deadline
     from devalloc_node.model.grant import ClaimRef
     from devalloc_node.model.step import Prepared
@@ -154,7 +154,11 @@ def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str
     def host_of(settings: NodeSettings, *, dry_run: bool, say: Callable[[str], None]) -> RemoteHost:
         return RemoteHost(settings.root, address)
 
-    node_parts.make_host = host_of
+    try:
+        made_in: Any = import_module("devalloc.programs.node_parts")
+    except ModuleNotFoundError:  # a version before there were programs
+        made_in = import_module("devalloc.cli.node_wiring")
+    made_in.make_host = host_of
     if die_before_reply:
         prepare = Node.prepare
 
