@@ -319,23 +319,25 @@ _HELP_ALL = "devalloc.help-all"
 """Key in a context's ``meta`` if its help shows everything: "", or the one group of settings that it shows."""
 
 
+_ALL = "all"
+"""What --help-all stands for without a group."""
+
+
 class _Group(click.Choice[str]):
     """The title of a group of settings, or nothing: all of them."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return "" if value == "" else super().convert(value, param, ctx)
+        return "" if value == _ALL else super().convert(value, param, ctx)
 
 
 def help_all_option(groups: Sequence[str] = ()) -> click.Option:
     """--help-all, which prints the help with all options or commands, or with the settings of one of these groups."""
-    optional: dict[str, Any] = {"is_flag": True}
-    if groups:
+    optional: dict[str, Any] = {"is_flag": True, "default": None}
+    if groups:  # without a default, for which click 8.3.0 would want an argument
         choice = _Group(groups, case_sensitive=False)
-        optional = {"type": choice, "is_flag": False, "flag_value": "", "metavar": "[GROUP]"}
+        optional = {"type": choice, "is_flag": False, "flag_value": _ALL, "metavar": "[GROUP]"}
     show = f"Show all options{' (of a group)' * bool(groups)} and exit."
-    return click.Option(
-        ["--help-all"], is_eager=True, expose_value=False, callback=_help_all, help=show, default=None, **optional
-    )
+    return click.Option(["--help-all"], is_eager=True, expose_value=False, callback=_help_all, help=show, **optional)
 
 
 def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool | str | None) -> None:
