@@ -11,6 +11,7 @@ from itertools import chain
 
 import grpc
 
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.journal.audit_log import audit
@@ -76,12 +77,7 @@ class MachineService(node_pb2_grpc.NodeServicer):
     def CreateMachine(self, request: pb.CreateMachineRequest, context: grpc.ServicerContext) -> pb.CreateMachineReply:
         def work(due: Deadline, caller: str) -> pb.CreateMachineReply:
             machine = request_fields.machine_to_start(request, self._operations.node_name)
-            self._operations.check_offered(machine)
-            refs = [
-                self._operations.claims.named(ref, prepared=False) for ref in request_fields.claim_refs(request.claims)
-            ]
-            self._operations.create(machine, refs, due, caller=caller)
-            return pb.CreateMachineReply(machine=self._machine_message("/".join(machine.key)))
+            return pb.CreateMachineReply(machine=self._create(machine, request.claims, due, caller))
 
         about = _machine(request.machine) | {"claims": [claim.name for claim in request.claims]}
         memory = request.spec.memory.use_bytes or request.spec.memory.min_bytes
@@ -94,12 +90,7 @@ class MachineService(node_pb2_grpc.NodeServicer):
     def AdoptMachine(self, request: pb.AdoptMachineRequest, context: grpc.ServicerContext) -> pb.AdoptMachineReply:
         def work(due: Deadline, caller: str) -> pb.AdoptMachineReply:
             machine = request_fields.machine_to_adopt(request, self._operations.node_name)
-            self._operations.check_offered(machine)
-            refs = [
-                self._operations.claims.named(ref, prepared=False) for ref in request_fields.claim_refs(request.claims)
-            ]
-            self._operations.create(machine, refs, due, caller=caller)
-            return pb.AdoptMachineReply(machine=self._machine_message("/".join(machine.key)))
+            return pb.AdoptMachineReply(machine=self._create(machine, request.claims, due, caller))
 
         about = _machine(request.machine) | {"socket": request.qmp_socket}
         return self._change(context, "AdoptMachine", about, pb.AdoptMachineReply, work)
@@ -220,6 +211,13 @@ class MachineService(node_pb2_grpc.NodeServicer):
                 yield pb.LogChunk(data=chunk)
 
     # Within.
+
+    def _create(self, machine: VirtualMachine, claims: Iterable[pb.ClaimRef], due: Deadline, caller: str) -> pb.Machine:
+        """Start or adopt a machine with its claims. Raises BadField, NodeError."""
+        self._operations.check_offered(machine)
+        refs = [self._operations.claims.named(ref, prepared=False) for ref in request_fields.claim_refs(claims)]
+        self._operations.create(machine, refs, due, caller=caller)
+        return self._machine_message("/".join(machine.key))
 
     def _machine_message(self, key: str) -> pb.Machine:
         machine = self._operations.seen(key)
