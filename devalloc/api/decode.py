@@ -99,6 +99,11 @@ class Decoded:
     object: ApiModel | None
     problems: list[Problem]
 
+    @property
+    def error(self) -> Problem | None:
+        """The first problem because of which there is no object."""
+        return next((problem for problem in self.problems if problem.is_error), None)
+
 
 def decode(manifest: object) -> Decoded:
     """Read one manifest (JSON-like content). Never raises for content.

@@ -13,7 +13,7 @@ from typing import Any
 
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
-from devalloc.api.problems import Problem
+from devalloc.api.problems import Problem, errors
 from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.pool_publisher import PoolPublisher, PublishLock, PublishResult
@@ -156,10 +156,10 @@ class HostInventory:
 
     def _publish(self, discovery: Discovery) -> None:
         try:
-            errors = [problem for problem in discovery.problems if problem.is_error]
-            if errors and not discovery.pools:
+            faults = errors(discovery.problems)
+            if faults and not discovery.pools:
                 # A host that cannot be read is not a host without devices.
-                raise RuntimeError(f"found no devices, and left the published pools as they are: {errors[0]}")
+                raise RuntimeError(f"found no devices, and left the published pools as they are: {faults[0]}")
             self._on_published(self._publisher.publish(discovery.pools))
         finally:
             self.looked.set()

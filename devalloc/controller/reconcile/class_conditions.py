@@ -41,7 +41,7 @@ def class_units(documents: Iterable[Object], memo: Memo, now: str) -> list[Write
 def find_class_fault(doc: Object) -> tuple[str, str, str] | None:
     """The condition of a class that gives nothing to claims; None for a valid one."""
     decoded = decode(doc)
-    fault: object = next((problem for problem in decoded.problems if problem.is_error), None)
+    fault: object = decoded.error
     if isinstance(decoded.object, DeviceClass) and (text := decoded.object.spec.constraints):
         try:
             compile(text)

@@ -17,7 +17,7 @@ from typing import Any
 
 from devalloc.api.dedicated_pools import dedicated_pool_name
 from devalloc.api.pool import DevicePool
-from devalloc.api.problems import Problem
+from devalloc.api.problems import Problem, errors
 from devalloc.inventory.discover import Discovery
 from devalloc.inventory.watch import EventSource, InventoryWatcher, WatchSettings
 from devalloc.store.kubernetes.api_error import ApiError, Object
@@ -159,7 +159,7 @@ class SlicePublisher:
             existing.setdefault(content["spec"]["pool"]["name"], []).append(content)
         gone = [SlicePool(name, ()) for name in sorted(existing.keys() - {pool.name for pool in wanted})]
         dropped: list[Problem] = []
-        errors = []
+        refused = []
         self._conflict = False
         for pool in [*gone, *wanted]:
             try:
@@ -168,15 +168,15 @@ class SlicePublisher:
                 if not error.status:
                     raise
                 self._conflict = self._conflict or error.is_conflict
-                errors.append(f"pool {pool.name}: {error}")  # one that is refused does not hold up the others
+                refused.append(f"pool {pool.name}: {error}")  # one that is refused does not hold up the others
         if dropped:
             self._features = None  # a feature was switched off since we asked: ask again
-            errors.append("the API server dropped some of the written fields")
+            refused.append("the API server dropped some of the written fields")
         return PublishStatus(
             slices=sum(len(pool.slices) for pool in wanted),
             writes=self._writes,
             problems=tuple(problem for pool in wanted for problem in pool.problems) + tuple(dropped),
-            error="; ".join(errors) or None,
+            error="; ".join(refused) or None,
         )
 
     def _present_features(self) -> SliceFeatures:
@@ -436,8 +436,8 @@ class NodeSlices:
         self._watcher.rescan(republish=True)
 
     def _publish(self, discovery: Discovery) -> None:
-        errors = [problem for problem in discovery.problems if problem.is_error]
-        if errors and not discovery.pools:
+        faults = errors(discovery.problems)
+        if faults and not discovery.pools:
             # A host that cannot be read is not a host without devices.
-            raise RuntimeError(f"found no devices, and left the published slices as they are: {errors[0]}")
+            raise RuntimeError(f"found no devices, and left the published slices as they are: {faults[0]}")
         self.publisher.set(self._names.named(discovery.pools))

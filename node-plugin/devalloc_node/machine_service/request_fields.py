@@ -148,7 +148,7 @@ def _machine(ref: pb.MachineRef, spec: Mapping[str, Any], claims: tuple[ClaimRef
     }
     decoded = decode(manifest)
     if not isinstance(decoded.object, VirtualMachine):
-        problem = next((problem for problem in decoded.problems if problem.is_error), None)
+        problem = decoded.error
         raise BadField(
             *(("spec", "is not a machine") if problem is None else (problem.path or "spec", problem.message))
         )

@@ -114,7 +114,6 @@ def read_situation(
     now = objects.read_again(store, objects.KIND, key, uid)  # only now: it is written before its machine ceases to move
     decoded = decode(obj if now is None else now)
     vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
-    error = next((problem for problem in decoded.problems if problem.is_error), None)
     waits = now is not None and vm is not None and objects.holder_of(now) is None
     is_unplaced = waits and vm is not None and now is not None and is_unreserved(store, node, now, vm)
     of = whose(now, vm, node, here, is_unplaced=is_unplaced)
@@ -126,7 +125,7 @@ def read_situation(
         elif foreign_pid(now, vm, node, here) is not None:
             state = State.FOREIGN
     obj, claims = now or obj, claims_of(now) if now is not None and of is Whose.OURS else {}
-    return Situation(key, obj, vm, str(error or "it is unreadable"), machine, claims, of, state)
+    return Situation(key, obj, vm, str(decoded.error or "it is unreadable"), machine, claims, of, state)
 
 
 def _may_be_lost(operations: MachineOperations, key: str) -> bool:

@@ -394,8 +394,7 @@ class _MachineSorter:
         if machine is None:
             if MachineView(doc).spec.get("nodeName") not in (None, *self.hosts):
                 return
-            problem = next((problem for problem in decoded.problems if problem.is_error), None)
-            self.waiting[key] = Reason.MACHINE_INVALID.value, str(problem or "it cannot be read")
+            self.waiting[key] = Reason.MACHINE_INVALID.value, str(decoded.error or "it cannot be read")
         elif is_running(doc):
             if (node := running_node(doc)) in self.hosts:
                 amounts = {name: amount.nano for name, amount in required_amounts(machine.spec).items()}
