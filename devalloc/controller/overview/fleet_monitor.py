@@ -8,18 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from devalloc.api.findings import Finding, Reader, message_of
 from devalloc.controller.overview import Alarm, Overview
 from devalloc.controller.overview.cache import OPTIONAL_KINDS, REQUIRED_KINDS, CachedOverview
 from devalloc.controller.reconcile.events import WARNING, ObjectEvent
-from devalloc.store import Store, StoreError
+from devalloc.store import Object, Store, StoreError
 from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
-
-Object = dict[str, Any]
 
 INTERVAL_SECONDS = 5.0
 """From a look until it waits for the next pause."""

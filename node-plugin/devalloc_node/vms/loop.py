@@ -21,7 +21,7 @@ from devalloc.api import views
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import ALLOCATED_NODE, FENCED_FROM, RELEASE
-from devalloc.api.views import ClaimView
+from devalloc.api.views import ClaimKey, ClaimView
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, EventType, NotFound, Object, Store, StoreError, Unusable
 from devalloc.store.watcher import Listed, Watcher, run_with_watchers
@@ -63,8 +63,6 @@ _ROOM = "room"
 """This node has given something back that others may wait for."""
 _HOST = "host"
 """The key of looking at the host for what machines wait for there."""
-ClaimKey = tuple[str, str]
-"""Namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
