@@ -470,8 +470,14 @@ class MachineOperations:
                 f"machine {key} follows its VirtualMachine object in the store; use `devalloc stop`, `start`, "
                 f"`restart`, `scale` or `delete` with vm/{key.partition('/')[2]}, or change it with `devalloc apply`",
             )
-        raise Denied(
-            "MachineExists", f"another machine on node {self.node_name} has the name {key}; delete that one first"
+        raise self.name_taken(key)
+
+    def name_taken(self, key: str) -> Denied:
+        """Return why nothing is done for an object: another machine of this node has its name."""
+        return Denied(
+            "MachineExists",
+            f"another machine on node {self.node_name} has the name {key}; delete that one first "
+            f"(`devalloc vm delete {key}`)",
         )
 
     def _finished(self, key: str, due: Deadline) -> bool:

@@ -435,11 +435,7 @@ class MachineReconciler:
         """The object's machine. Raises Denied (``MachineExists``) if another one has its name."""
         machine = self._operations.machines.get(now.key)
         if machine is not None and machine.uid != now.obj["metadata"]["uid"]:
-            raise Denied(
-                "MachineExists",
-                f"another machine on node {self._operations.node_name} has the name {now.key}; delete that one first "
-                f"(`devalloc vm delete {now.key}`)",
-            )
+            raise self._operations.name_taken(now.key)
         return machine
 
     def _over(self, vm: VirtualMachine, machine: MachineView) -> Outcome | None:
