@@ -9,13 +9,13 @@ A package that contains this module registers it in its ``pyproject.toml``, and 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
+from devalloc.worker import repeat
 from devalloc_node.node import Node
 from devalloc_node.parts import Loop, NodePart
 
@@ -37,7 +37,7 @@ class Temperatures(NodePart):
             yield "no PCI device of this host has a sensor, so there are no temperatures"
 
     def loops(self) -> Sequence[Loop]:
-        return [self._watch]
+        return [lambda stop: repeat(stop, self._look, LOOK_SECONDS, "cannot read temperatures", expected=(OSError,))]
 
     def metrics(self) -> Iterable[Metric]:
         family = GaugeMetricFamily("toy_device_celsius", "Temperature of a PCI device.", labels=["function"])
@@ -45,11 +45,11 @@ class Temperatures(NodePart):
             family.add_metric([function], celsius)
         return [family]
 
-    def _watch(self, stop: threading.Event) -> None:
-        while not stop.wait(LOOK_SECONDS):
-            for function, celsius in self._now().items():
-                if celsius >= HOT:
-                    log.warning("device %s has %.0f degrees Celsius; check its cooling", function, celsius)
+    def _look(self) -> None:
+        """Log which devices are hot. Raises OSError."""
+        for function, celsius in self._now().items():
+            if celsius >= HOT:
+                log.warning("device %s has %.0f degrees Celsius; check its cooling", function, celsius)
 
     def _now(self) -> dict[str, float]:
         """Degrees Celsius, by PCI address."""
