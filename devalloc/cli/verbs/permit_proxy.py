@@ -13,6 +13,7 @@ from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import settings_options
 from devalloc.cli.render.output import open_display
 from devalloc.program import Control, Program, run
+from devalloc.programs.scaling_options import parse_networks
 from devalloc.programs.settings import host_and_port
 from devalloc.settings import EXISTING_FILE, setting
 from devalloc.worker import when_set
@@ -64,7 +65,6 @@ def permit_proxy(options: PermitProxyOptions) -> int:
     from devalloc.controller.permits.proxy import PermitProxy
     from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
     from devalloc.programs.permit_endpoint import published_endpoint
-    from devalloc.programs.scaling_options import parse_networks
 
     if options.kubeconfig is None and not options.in_cluster:
         raise BadInput("name the cluster with --kubeconfig or --in-cluster")
