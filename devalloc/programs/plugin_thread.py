@@ -26,8 +26,6 @@ REQUIRED_PACKAGES = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
 """Packages that only the node plugin needs, not the rest of ``devalloc up``."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
 """Seconds before another try after a failed start, doubled after each failure; and the maximum."""
-STOP_SECONDS = 5.0
-"""How long a stop waits for it, in seconds. Unfinished work is in its journal."""
 
 
 def missing_requirement() -> str | None:
