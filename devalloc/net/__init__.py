@@ -1,1 +1,1 @@
-"""HTTP for clients that are not trusted: connections, requests and bodies are bounded."""
+"""HTTP for clients that are not trusted: connections, requests and bodies are bounded. ``rate``: limits on rates."""

@@ -38,7 +38,7 @@ from devalloc_node.settings import KubeletSettings
 log = logging.getLogger(__name__)
 
 Announce = Callable[[str], None]
-"""Told what people want to know; from any thread."""
+"""Called with what people want to know; from any thread."""
 
 
 @contextmanager

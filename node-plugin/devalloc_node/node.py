@@ -1,6 +1,6 @@
-"""Put all parts of the node plugin together.
+"""A node of devices, with what its parts add to it.
 
-Nothing goes on by itself here but the watch over machines; ``run_daemon`` has it serve.
+Nothing goes on by itself here but what parts begin; ``run_daemon`` has it serve.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class VirtualMachines:
         """They own none."""
 
     def read_pod(self, pod: Object) -> None:
-        """They own none."""
+        """No pods run them."""
 
     def change(self, obj: Object, record: PermitRecord) -> Change:
         """Return what to write on an object: its permit is in its status."""
@@ -185,7 +185,7 @@ class VirtualMachines:
         return Change(ObjectKey.of(obj), obj["metadata"]["resourceVersion"], status)
 
     def settle(self, keys: Sequence[ObjectKey] | None, stop: threading.Event) -> None:
-        """The store settles what it is in doubt of by itself."""
+        """Do nothing: the store settles by itself what it is in doubt of."""
 
 
 def permit_content(permit: Resources, previous: Resources, given_by: str, **of_run: str) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def permit_content(permit: Resources, previous: Resources, given_by: str, **of_r
 
 
 def read_vm(obj: Object) -> VmState | None:
-    """What counts of an object; None for one that is on no node, or is not to run and does not."""
+    """Return what counts of an object; None for one that is on no node, or is not to run and does not."""
     view = MachineView(obj)
     spec, status, labels = view.spec, view.status, as_mapping(view.metadata.get("labels"))
     placed = _text(status.get("nodeName")) if status.get("allocations") else ""  # admitted there, and not begun yet

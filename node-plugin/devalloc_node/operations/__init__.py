@@ -1,1 +1,1 @@
-"""Operations on the claims and machines of this node, and the state that they need."""
+"""What this node holds of claims, and what has changed, for watchers."""

@@ -144,7 +144,7 @@ class MachineReconciler:
     # Steps. They return AGAIN, or what is in the way, or None for an object that is not this node's.
 
     def let_be(self, now: Situation) -> Outcome | None:
-        """Nothing: others care for it, or nothing is here."""
+        """Do nothing: others care for it, or nothing is here."""
         return None
 
     def say_ready(self, now: Situation) -> Outcome | None:
@@ -418,8 +418,8 @@ class MachineReconciler:
         return Needs(lambda: machines.host_files(spec), (self.device_changes, *devices))
 
     def _patience(self, obj: Object, vm: VirtualMachine | None) -> float:
-        """Seconds that its guest gets to power down. None if this node does not hold it: another one may run it by now,
-        with the same disks."""
+        """Return the seconds that its guest gets to power down: 0 if this node does not hold it, as another one may run
+        it by now, with the same disks."""
         if objects.holder_of(obj) != self._operations.node_name:
             return 0.0
         return float(vm.spec.powerdown_seconds) if vm is not None else 30.0
@@ -611,7 +611,7 @@ def _is_more(requested: MachineAmounts, observed: MachineAmounts, name: str) -> 
 
 
 Step = Callable[[MachineReconciler, Situation], Outcome | None]
-"""One change at most, or a word on what is in the way."""
+"""What is done for a machine in one situation."""
 _BY_PROCESS: dict[tuple[Whose, State | None], Step] = {
     pair: step
     for whose in (Whose.EVICTED, Whose.DELETED, Whose.ELSEWHERE, Whose.INVALID, Whose.OURS, Whose.RESTING)
@@ -647,9 +647,9 @@ STEPS: Mapping[tuple[Whose, State | None], Step] = {
     (Whose.OURS, State.SILENT): MachineReconciler.care,
     (Whose.OURS, State.STOPPING): MachineReconciler.care,
 }
-"""What is done for a machine; None: in each state that has no row of its own."""
+"""The step of each situation; None: of each state that has no row of its own."""
 
 
 def step_for(whose: Whose, state: State) -> Step:
-    """The step of a situation."""
+    """Return the step of a situation."""
     return STEPS[whose, state] if (whose, state) in STEPS else STEPS[whose, None]
