@@ -333,7 +333,7 @@ class _Group(click.Choice[str]):
 def help_all_option(groups: Sequence[str] = ()) -> click.Option:
     """--help-all, which prints the help with all options or commands, or with the settings of one of these groups."""
     optional: dict[str, Any] = {"is_flag": True, "default": None}
-    if groups:  # without a default, for which click 8.3.0 would want an argument
+    if groups:  # without a default: with one, click 8.3.0 asks for an argument
         choice = _Group(groups, case_sensitive=False)
         optional = {"type": choice, "is_flag": False, "flag_value": _ALL, "metavar": "[GROUP]"}
     show = f"Show all options{' (of a group)' * bool(groups)} and exit."

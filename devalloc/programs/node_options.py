@@ -470,9 +470,8 @@ def node_settings(
     migrations: MigrationLimits = DEFAULT_MIGRATION_LIMITS,
     note: Note = log.warning,
 ) -> MachineSettings:
-    """The node plugin's settings. ``resync``: seconds between looks. ``migrations``: those of the controller.
-    ``note``: gets warnings. Raises
-    BadSetting, CapacityError."""
+    """Return the node plugin's settings. ``resync``: seconds between looks. ``migrations``: those of the controller.
+    ``note``: gets warnings. Raises BadSetting, CapacityError."""
     from devalloc_node.binding.binding import BindingConfig
     from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.machines import MachineSettings, machines_part

@@ -37,11 +37,11 @@ def test_jitter_spreads_delays_around_those_without() -> None:
 
 
 class Full(Exception):
-    """An error that is no bug."""
+    """An error that is expected."""
 
 
 class MuchChanged(Full):
-    """None at all."""
+    """An error that is logged as news."""
 
 
 def test_the_log_has_an_error_once_while_it_stays_the_same_and_a_bug_each_time(

@@ -54,7 +54,7 @@ class Spawned:
 
 
 class Failure(Exception):
-    """An error that is no bug."""
+    """An expected error."""
 
 
 class Bench:
