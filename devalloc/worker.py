@@ -207,7 +207,7 @@ class Worker(Generic[K, M]):
                 self._forgotten.add(key)
 
     def failures(self, key: K) -> int:
-        """How often in a row it failed."""
+        """Count how often in a row it failed."""
         with self._changed:
             return self._retries[key].failures if key in self._retries else 0
 

@@ -109,8 +109,8 @@ def plan_drain(
 
 
 def claims_on(objects: Sequence[Object], node: str) -> list[Object]:
-    """The claims that have devices of the node, or that the node has prepared, and that take something of it: one that
-    has admin access and is not prepared does not, and would get the same devices again."""
+    """List the claims that have devices of the node, or that the node has prepared, and that take something of it: one
+    that has admin access and is not prepared does not, and would get the same devices again."""
     return [
         claim
         for claim in objects
@@ -121,7 +121,7 @@ def claims_on(objects: Sequence[Object], node: str) -> list[Object]:
 
 
 def moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
-    """The claims on the node whose machine has moved: they get other devices when the node has given up theirs."""
+    """List the claims on the node whose machine has moved: they get other devices when the node has given up theirs."""
     machines = (one for one in objects if one["kind"] == KIND)
     moved = [devices for one in machines for devices in moved_devices(one) if devices.node != node]
     return [
@@ -132,7 +132,7 @@ def moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
 
 
 def other_claims(objects: Sequence[Object], node: str, machines: Collection[DrainedMachine]) -> list[Object]:
-    """The claims on the node that neither move with a machine nor stay for one that does not run."""
+    """List the claims on the node that neither move with a machine nor stay for one that does not run."""
     moving = {claim for one in machines if one.leaves for claim in claims_of(one.machine)}
     moving |= {ClaimView(claim).key for claim in moved_claims(objects, node)}
     resting = {claim for one in machines if not one.leaves and not one.runs for claim in claims_of(one.machine)}
@@ -148,12 +148,12 @@ def node_has_pools(objects: Iterable[Object], node: str) -> bool:
 
 
 def arrivals(objects: Sequence[Object], node: str) -> list[Object]:
-    """The machines that move to a node and are not its own yet."""
+    """List the machines that move to a node and are not its own yet."""
     return [obj for obj in objects if obj["kind"] == KIND and MachineView(obj).arrives_on(node)]
 
 
 def name_of(key: Key) -> str:
-    """As output names a machine, or an object of another kind."""
+    """Name a machine, or an object of another kind, as output does."""
     return f"virtualmachine {key.namespace}/{key.name}" if key.kind == KIND else str(key)
 
 

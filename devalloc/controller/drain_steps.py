@@ -146,13 +146,13 @@ class Look:
 def take_look(
     objects: Sequence[Object], node: str, entries: Mapping[Key, Entry], *, force: bool, live: bool, is_cordoned: bool
 ) -> Look:
-    """What these objects show. ``force`` and ``live``: as for ``plan_drain``."""
+    """Read what these objects show. ``force`` and ``live``: as for ``plan_drain``."""
     unmoved = {key: one.why for key, one in entries.items() if key.kind == KIND and one.state in _UNMOVED}
     return Look(node, objects, is_cordoned, plan_drain(objects, node, force=force, live=live, failed=unmoved))
 
 
 def next_actions(look: Look, entries: Mapping[Key, Entry], now: float) -> list[Action]:
-    """What is to be done, in this order; what follows a write of an object that failed is left out."""
+    """Decide what is to be done, in this order; what follows a write of an object that failed is left out."""
     stored = {Key.of(obj): obj for obj in look.objects}
     pending = pending_migrations(look.objects)
     actions = [_turn_back(machine) for machine in look.arriving if migration_to_node(machine) not in entries]
@@ -168,7 +168,7 @@ def next_actions(look: Look, entries: Mapping[Key, Entry], now: float) -> list[A
 
 
 def became(look: Look, entries: Mapping[Key, Entry]) -> list[Action]:
-    """What came of those that were asked; nothing is written."""
+    """Find what came of those that were asked; nothing is written."""
     actions: list[Action] = []
     machines = {one.key: one for one in look.machines}
     stored = {Key.of(obj): obj for obj in look.objects if obj["kind"] == KIND}
@@ -183,7 +183,7 @@ def became(look: Look, entries: Mapping[Key, Entry]) -> list[Action]:
 
 
 def too_late(look: Look, entries: Mapping[Key, Entry]) -> dict[Key, Entry]:
-    """The machines that did not move while they ran, as they are when they are not to do so any more."""
+    """Find the machines that did not move while they ran, as they are when they are not to do so any more."""
     late = {}
     for one in look.machines:
         entry = entries.get(one.key, Entry())
@@ -195,18 +195,18 @@ def too_late(look: Look, entries: Mapping[Key, Entry]) -> dict[Key, Entry]:
 
 
 def migration_to_node(machine: Object) -> Key:
-    """The migration that has a target for a machine; without a name if the machine does not say it."""
+    """Return the migration that has a target for a machine; without a name if the machine does not say it."""
     name = MachineView(machine).migration_state.get("migrationName")
     return Key(MIGRATION, MachineView(machine).key[0], name if isinstance(name, str) else "")
 
 
 def reason_of(view: MigrationView) -> str:
-    """Why a migration waits, or has failed."""
+    """Say why a migration waits, or has failed."""
     return ": ".join(str(view.status[part]) for part in ("reason", "message") if view.status.get(part))
 
 
 def _turn_back(machine: Object) -> Action:
-    """A machine that moves to the node stays where it is. One that arrives nevertheless leaves with the others."""
+    """Keep a machine that moves to the node where it is. One that arrives nevertheless leaves with the others."""
     key = migration_to_node(machine)
     if not key.name:
         return Action(key, Entry(State.REQUESTED))
@@ -218,7 +218,7 @@ def _turn_back(machine: Object) -> Action:
 def _leave(
     one: DrainedMachine, entry: Entry, pending: Sequence[MigrationView], stored: Mapping[Key, Object], now: float
 ) -> list[Action]:
-    """A machine leaves, if it must and does not yet. ``pending``: its migrations that are not over."""
+    """Have a machine leave, if it must and does not yet. ``pending``: its migrations that are not over."""
     leaves_anyway = one.fate is Fate.LEAVING
     if entry.state is State.REFUSED and not leaves_anyway:
         return []
@@ -248,7 +248,7 @@ def _leave(
 
 
 def _follow(one: DrainedMachine, entry: Entry, requested: Entry, view: MigrationView) -> Action:
-    """It moves by this migration; say how far that is."""
+    """Follow this migration of a machine; say how far it is."""
     name, words, lines = name_of(one.key), reason_of(view), []
     if view.phase != "Pending":
         text = f"moves to node {view.status.get('targetNode')}: {view.phase}"
@@ -265,7 +265,7 @@ def _follow(one: DrainedMachine, entry: Entry, requested: Entry, view: Migration
 
 
 def _migrate(one: DrainedMachine, requested: Entry, stored: Mapping[Key, Object], now: float) -> Action:
-    """It is to move by a migration of the drain. If that failed and it can still move after a while, it is the
+    """Have it move by a migration of the drain. If that failed and it can still move after a while, it is the
     migration's failure, and not that the machine has stopped or left."""
     requested = replace(requested, state=State.MIGRATING)
     why = _why_failed(stored.get(own)) if (own := requested.drains_migration) is not None else ""
@@ -282,7 +282,7 @@ def _migrate(one: DrainedMachine, requested: Entry, stored: Mapping[Key, Object]
 
 
 def _why_failed(migration: Object | None) -> str:
-    """Why a machine did not move by a migration of the drain; empty if it may."""
+    """Say why a machine did not move by a migration of the drain; empty if it may."""
     view = None if migration is None else MigrationView(migration)
     if view is None or (view.is_deleting and not view.is_over):
         return "its migration was deleted"

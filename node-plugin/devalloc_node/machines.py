@@ -48,7 +48,7 @@ class MachineHomes(NodePart):
     """The folder of machines that wait there, which who takes such a place may adopt."""
 
     def uses(self) -> Iterable[MachineUsage]:
-        """What all that waits or lives there takes of the host."""
+        """Return what all that waits or lives there takes of the host."""
         return ()
 
 
@@ -109,7 +109,7 @@ class Machines(NodePart):
         return runs(self.machines, user)
 
     def address_of(self, ref: ClaimRef, device: PreparedDevice) -> str | None:
-        """That of a machine in a warm setup."""
+        """Return that of a machine in a warm setup."""
         if self.homes is None:
             return None
         with suppress(NodeError):  # a machine whose record cannot be read
@@ -161,12 +161,12 @@ class Machines(NodePart):
 
 
 def machines_of(node: Node) -> Machines:
-    """The machines of a node that has some."""
+    """Return the machines of a node that has some."""
     return next(part for part in node.parts if isinstance(part, Machines))
 
 
 def machines_part(node: Node) -> Machines:
-    """The part, for ``NodeSettings.parts`` of a node with MachineSettings."""
+    """Make the part, for ``NodeSettings.parts`` of a node with MachineSettings."""
     assert isinstance(node.settings, MachineSettings), "its machines have no settings"
     return Machines(node, node.settings)
 

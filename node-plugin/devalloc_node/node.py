@@ -247,7 +247,7 @@ class Node:
         return DeviceRecords(devices.held, own.prepared, withheld, devices.made | own.made, refused, own.drives)
 
     def _reported_claims(self) -> list[Prepared]:
-        """The prepared claims, with the addresses of machines that have their devices."""
+        """Return the prepared claims, with the addresses of machines that have their devices."""
 
         def address_of(ref: ClaimRef, device: PreparedDevice) -> str | None:
             addresses = (part.address_of(ref, device) for part in self.parts)

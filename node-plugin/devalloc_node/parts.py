@@ -25,7 +25,7 @@ class NodePart:
     raise errors of ``devalloc_node.errors``."""
 
     def kinds(self) -> Mapping[str, StepKind]:
-        """Kinds of steps that claims may have, by name."""
+        """Return the kinds of steps that claims may have, by name."""
         return {}
 
     def lives(self, user: str) -> bool:
@@ -33,11 +33,11 @@ class NodePart:
         return False
 
     def address_of(self, ref: ClaimRef, device: PreparedDevice) -> str | None:
-        """Where who has a device of a claim is reached; None: that is not known."""
+        """Return where who has a device of a claim is reached; None: that is not known."""
         return None
 
     def kept_for(self, node_name: str) -> Sequence[str]:
-        """What it has that still belongs to the node with this name, which this node had before."""
+        """Return what it has that still belongs to the node with this name, which this node had before."""
         return ()
 
     def settle_previous_name(self, previous: str) -> None:
@@ -54,23 +54,23 @@ class NodePart:
         """Give back what the process has, at its end."""
 
     def warnings(self) -> Iterable[str]:
-        """What an administrator should know at the start, in sentences."""
+        """Return what an administrator should know at the start, in sentences."""
         return ()
 
     def endpoints(self) -> Mapping[str, Callable[[], ExclusiveEndpoint]]:
-        """What is taken before any service is served, and given back after all: by what it is, for people."""
+        """Return what is taken before any service is served, and given back after all: by what it is, for people."""
         return {}
 
     def services(self) -> Sequence[Service]:
-        """What the node's own socket serves beside the node."""
+        """Return what the node's own socket serves beside the node."""
         return ()
 
     def loops(self) -> Sequence[Loop]:
-        """What goes on while the node serves; the first that raises ends the node."""
+        """Return what goes on while the node serves; the first that raises ends the node."""
         return ()
 
     def metrics(self) -> Iterable[Metric]:
-        """Read for each scrape. If that raises, ``devalloc_node_state_readable`` is 0."""
+        """Return what it counts, for each scrape. If that raises, ``devalloc_node_state_readable`` is 0."""
         return ()
 
 
@@ -79,5 +79,5 @@ MakePart = Callable[[Any], NodePart]
 
 
 def installed_parts() -> tuple[MakePart, ...]:
-    """The parts that installed packages add to every node, in the order of their names."""
+    """Load the parts that installed packages add to every node, in the order of their names."""
     return tuple(each.load() for each in sorted(entry_points(group=GROUP), key=lambda each: each.name))

@@ -188,8 +188,8 @@ class PermitTransaction:
         return changes or key in self._unsure
 
     def records(self) -> Sequence[PermitRecord]:
-        """What must be written; nothing if all stays as it is. Records that change nothing confirm that an object is
-        still the one on which the decision was based."""
+        """Return what must be written; nothing if all stays as it is. Records that change nothing confirm that an
+        object is still the one on which the decision was based."""
         return [
             PermitRecord(
                 key,

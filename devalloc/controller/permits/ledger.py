@@ -261,7 +261,7 @@ class PermitLedgers:
         self._count_runners((*self._runners.disown(key), *named))
 
     def put_runner(self, pod: RunnerPod, *, is_inherited: bool = False) -> None:
-        """A pod that runs a machine, as it is now. ``is_inherited``: it was there before this process led."""
+        """Take a pod that runs a machine as it is now. ``is_inherited``: it was there before this process led."""
         self._change_runner(pod.key, self._runners.put(pod, is_inherited=is_inherited))
 
     def drop_runner(self, key: MachineKey) -> None:
@@ -335,7 +335,7 @@ class PermitLedgers:
                 self._account_anew(key)
 
     def find(self, pod: MachineKey, of: str | None = None, *, by_pod: bool = False) -> VmState:
-        """The machine of that name. ``of``: of several that name one pod, that of this node,
+        """Find the machine of that name. ``of``: of several that name one pod, that of this node,
         then one that runs in it, then the last to do so. ``by_pod``: the name is that of a runner pod, and
         no machine's. Raises RequestError."""
         if pod in self.records and not by_pod:

@@ -148,7 +148,7 @@ class NeonMachines:
 
 
 def read_neon_vm(obj: Object) -> VmState | None:
-    """What counts of an object; None for one that is on no node or has ended."""
+    """Read what counts of an object; None for one that is on no node or has ended."""
     metadata, status = obj["metadata"], as_mapping(obj.get("status"))
     node, phase, pod = (_text(status.get(name)) for name in ("node", "phase", "podName"))
     if not node or phase in _HAS_ENDED:
@@ -219,7 +219,7 @@ def _use(info: VmInfo, status: Mapping[str, Any], annotations: Mapping[str, Any]
 
 
 def read_runner_pod(pod: Object) -> RunnerPod | None:
-    """What counts of a pod; None for one that is on no node, has ended, or runs no machine of NeonVM."""
+    """Read what counts of a pod; None for one that is on no node, has ended, or runs no machine of NeonVM."""
     metadata, spec = (as_mapping(pod.get(part)) for part in ("metadata", "spec"))
     node, uid = spec.get("nodeName"), _owner_uid(metadata)
     if not isinstance(node, str) or not node or not uid or has_ended(pod):

@@ -83,7 +83,7 @@ class RunnerUsage:
         return self._owners.keys()
 
     def put(self, pod: RunnerPod, *, is_inherited: bool = False) -> list[RunnerPlace]:
-        """A pod as it is now. ``is_inherited``: it was there before this process led."""
+        """Take a pod as it is now. ``is_inherited``: it was there before this process led."""
         before = self.pods.get(pod.key)
         if is_inherited:
             self._inherited[pod.key] = pod.owner
@@ -120,7 +120,7 @@ class RunnerUsage:
             self._most.pop(owner, None)
 
     def own(self, key: MachineKey, machine: PodOwner) -> list[RunnerPlace]:
-        """A machine as it is now."""
+        """Take a machine as it is now."""
         owner = key[0], machine.uid
         concerned = self.disown(key) if self._owners.get(key, owner) != owner else []
         self._owners[key] = owner

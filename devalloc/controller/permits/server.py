@@ -375,7 +375,7 @@ class PermitServer:
         await writer.load(hosts, pods, can_move)
 
     def _watchers(self, writer: PermitWriter) -> list[Watcher]:
-        """What tells the writer what changes, each in a thread of its own."""
+        """Make what reports changes to the writer, each in a thread of its own."""
         loop = asyncio.get_running_loop()
 
         def tell(seen: StoreChanges) -> None:
@@ -406,7 +406,7 @@ class PermitServer:
                     raise LeaseLost("the lease expired, because it could not be renewed") from error
 
     def _read_hosts(self) -> tuple[Mapping[str, Host], CanMigrate]:
-        """The hosts, and what keeps machines on them. Raises StoreError."""
+        """Read the hosts, and what keeps machines on them. Raises StoreError."""
         return self._services.hosts.read(), self._services.movable()
 
     async def _mind_hosts(self, writer: PermitWriter, helpers: ThreadPoolExecutor) -> None:

@@ -371,7 +371,7 @@ class PermitWriter:
         return self._lanes[self._sources.of(key).kind]
 
     def _lane_of(self, item: _QueuedRequest) -> _Lane:
-        """That of the machine; the first one for a request that names none."""
+        """Return that of the machine; the first one for a request that names none."""
         try:
             return self._lane(self._machine_of(item))
         except BadRequest:

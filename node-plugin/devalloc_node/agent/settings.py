@@ -37,7 +37,7 @@ class ScalerTimeouts:
 
 
 def scaler_timeouts(config: AgentConfig) -> ScalerTimeouts:
-    """What of an agent's configuration is for each of its scalers."""
+    """Take what of an agent's configuration is for each of its scalers."""
     return ScalerTimeouts(
         plugin_timeout=config.plugin_timeout,
         metrics_interval=config.system_interval,

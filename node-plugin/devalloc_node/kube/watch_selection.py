@@ -72,5 +72,5 @@ class OwnObjects:
 
 
 def _random_pause() -> float:
-    """Seconds, so that not all nodes look at the same time."""
+    """Draw a number of seconds, so that not all nodes look at the same time."""
     return POLL_SECONDS * random.uniform(0.5, 1.5)

@@ -213,7 +213,7 @@ def launch(
 
 
 def read_plan(machine_id: str, config: MachineConfig) -> Mapping[str, Any]:
-    """The start plan of a machine that lives. Raises OSError, ValueError."""
+    """Read the start plan of a machine that lives. Raises OSError, ValueError."""
     plan = json.loads(config.plan(machine_id).read_bytes())
     if not isinstance(plan, dict):
         raise ValueError("it is not an object")
@@ -237,7 +237,7 @@ def record_at_launch(machine: VirtualMachine, config: MachineConfig) -> MachineR
 
 
 def _earlier_content(plan: Mapping[str, Any], machine: VirtualMachine) -> dict[str, Any]:
-    """What a plan without a record, as versions before 0.2.0 wrote it, tells of one."""
+    """Read what a plan without a record, as versions before 0.2.0 wrote it, says of one."""
     spec, cpus, tpm = spec_of(machine), plan.get("cpus") or (), plan.get("tpm") or {}
     is_pinned = spec.pinned and len(cpus) == whole_cpus(spec.cpus.most)  # else they are those of a NUMA node
     words = plan["argv"]

@@ -308,8 +308,8 @@ class MachineObservation:
 
 
 def state_of(record: MachineRecord | None, process: Process | None, look: MachineObservation) -> State:
-    """What became of a machine by its record, which can be read if there is one. ``process``: its QEMU; ``look``: what
-    that was seen to do."""
+    """Determine what became of a machine by its record, which can be read if there is one. ``process``: its QEMU;
+    ``look``: what that was seen to do."""
     if record is None:
         return State.ABSENT if process is None else State.LOST
     if process is not None and record.state == "starting":

@@ -99,7 +99,7 @@ class AttachedClaims:
 
 
 def undo_problem(undo: Callable[[], object]) -> str | None:
-    """What went wrong with it; None if nothing did."""
+    """Try it; return what went wrong, None if nothing did."""
     try:
         undo()
     except NodeError as error:

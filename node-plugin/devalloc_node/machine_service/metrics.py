@@ -57,7 +57,7 @@ class MachineUsage:
 
 
 def machine_metrics(machines: Sequence[MachineView]) -> Iterator[Metric]:
-    """The machines of a node, in numbers."""
+    """Count the machines of a node."""
     live = [machine for machine in machines if machine.runs]
     phases = Counter(machine.shown_phase for machine in machines)
     yield gauges("devalloc_node_machines", "Machines that the plugin manages.", "phase", phases)
@@ -70,7 +70,7 @@ def machine_metrics(machines: Sequence[MachineView]) -> Iterator[Metric]:
 
 
 def machine_usage(machine: MachineView) -> MachineUsage:
-    """Of one that runs."""
+    """Read the usage of a machine that runs."""
     used = usage(machine.pid) if machine.pid else None
     milli = machine.observed.cpu_milli
     return MachineUsage(
@@ -86,7 +86,7 @@ def machine_usage(machine: MachineView) -> MachineUsage:
 
 
 def usage_metrics(machines: Sequence[MachineUsage]) -> Iterator[Metric]:
-    """What machines that run were given, and what they use."""
+    """Export what machines that run were given, and what they use."""
     info = GaugeMetricFamily(
         "devalloc_node_machine_info", "Running machines, with their process.", labels=["machine", "pid", "tap"]
     )
@@ -113,7 +113,7 @@ def usage_metrics(machines: Sequence[MachineUsage]) -> Iterator[Metric]:
 
 
 def guest_metrics(guests: GuestMetrics) -> Iterator[Metric]:
-    """What guests report, by machine and by name."""
+    """Export what guests report, by machine and by name."""
     family = GaugeMetricFamily(
         "devalloc_node_guest_metric", "What the guest of the machine last reported.", labels=["machine", "name"]
     )

@@ -38,7 +38,7 @@ def emulated_device(one: EmulatedDevice) -> pb.MachineDevice:
 
 
 def amounts(of: MachineAmounts) -> pb.Amounts | None:
-    """None if nothing is known."""
+    """Write amounts; None if nothing is known."""
     if of == MachineAmounts():
         return None
     return pb.Amounts(cpu_milli=of.cpu_milli, vcpus=of.vcpus, memory_bytes=of.memory_bytes)

@@ -41,7 +41,7 @@ def claim_refs(messages: Iterable[pb.ClaimRef]) -> tuple[ClaimRef, ...]:
 
 
 def machine_key(message: pb.MachineRef, path: str = "machine") -> str:
-    """``namespace/name``. Raises BadField."""
+    """Read ``namespace/name``. Raises BadField."""
     return f"{namespace_of(message.namespace, path)}/{name_of(message.name, path)}"
 
 
@@ -53,14 +53,14 @@ _LOGS: dict[int, LogName] = {
 
 
 def log_name(log: int) -> LogName:
-    """Which log of a machine is meant. Raises BadField."""
+    """Read which log of a machine is meant. Raises BadField."""
     if log not in _LOGS:
         raise BadField("log", f"must be one of {', '.join(pb.ReadLogRequest.Log.keys())}, not {log}")
     return _LOGS[log]
 
 
 def machine_to_start(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
-    """The VirtualMachine that a request asks for. Raises BadField; paths are those of VirtualMachine.spec."""
+    """Read the VirtualMachine that a request asks for. Raises BadField; paths are those of VirtualMachine.spec."""
     spec = request.spec
     for name in ("cpu", "memory", "start"):
         if not spec.HasField(name):
@@ -81,7 +81,7 @@ def _check_numa(spec: pb.MachineSpec) -> None:
 
 
 def machine_to_adopt(request: pb.AdoptMachineRequest, node: str) -> VirtualMachine:
-    """The VirtualMachine that runs already. Raises BadField; paths are those of VirtualMachine.spec."""
+    """Read the VirtualMachine that runs already. Raises BadField; paths are those of VirtualMachine.spec."""
     _check_node(request.node_name, "spec.nodeName", node)
     for name in ("cpu", "memory"):
         if not request.HasField(name):
@@ -123,7 +123,7 @@ def plain_device(request: pb.PlugDeviceRequest) -> EmulatedDevice:
 
 
 def plain_name(text: str, path: str = "name") -> str:
-    """Of a device that no claim stands for. Raises BadField."""
+    """Read the name of a device that no claim stands for. Raises BadField."""
     if not text:
         raise BadField(path, "is required")
     if len(text) > MAX_EMULATED_NAME or not is_label(text):
@@ -156,7 +156,7 @@ def _machine(ref: pb.MachineRef, spec: Mapping[str, Any], claims: tuple[ClaimRef
 
 
 def requested_scaling(request: pb.ScaleMachineRequest) -> dict[str, int]:
-    """What is to be changed: ``vcpus``, ``cpu`` (thousandths of a core), ``memory`` (bytes). Raises BadField."""
+    """Read what is to be changed: ``vcpus``, ``cpu`` (thousandths of a core), ``memory`` (bytes). Raises BadField."""
     wanted = {}
     for what, name, path, least, most in (
         ("vcpus", "vcpus", "vcpus", 1, MAX_CPUS),

@@ -157,12 +157,12 @@ class _StateCollector(Collector):
 
 
 def gauge(name: str, what: str, value: float) -> Metric:
-    """A gauge without labels."""
+    """Make a gauge without labels."""
     return GaugeMetricFamily(name, what, value=value)
 
 
 def gauges(name: str, what: str, label: str, values: Mapping[str, int]) -> Metric:
-    """As ``gauge``, for each value of a label."""
+    """Do as ``gauge``, for each value of a label."""
     family = GaugeMetricFamily(name, what, labels=[label])
     for key, value in sorted(values.items()):
         family.add_metric([key], value)

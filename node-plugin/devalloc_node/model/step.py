@@ -121,7 +121,7 @@ class PluggedDevice:
 
 
 def plugged_device(step: Step, device: str, ref: ClaimRef) -> PluggedDevice:
-    """What an attachment step of a claim's device says."""
+    """Read what an attachment step of a claim's device says."""
     key, _, name = step.target.rpartition("/")
     return PluggedDevice(key, ref, device, name, host_device_of(step.after or {}), step)
 

@@ -132,5 +132,5 @@ def _json(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """A message that is not too long."""
+    """Cut a message that is too long."""
     return text if len(text) <= MESSAGE else text[: MESSAGE - 1] + "…"

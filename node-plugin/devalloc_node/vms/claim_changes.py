@@ -25,7 +25,7 @@ class ClaimChanges:
         which other claims."""
 
     def forget(self, key: str) -> None:
-        """Its next run is its first."""
+        """Forget a machine: its next run is its first."""
         for each in list(self._no_window):  # other threads add theirs meanwhile
             if each[0] == key:
                 self._no_window.pop(each, None)

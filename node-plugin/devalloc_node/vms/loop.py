@@ -377,7 +377,7 @@ class VirtualMachineLoop:
             self.worker.add(name)
 
     def _why_not_here(self, key: str) -> str:
-        """As ``MachineOperations.why_not_here``; for any thread."""
+        """Do as ``MachineOperations.why_not_here``; for any thread."""
         obj = self._machines.get(self._uids.get(key, ""))
         return "" if obj is None else objects.why_not_begun(obj, self._operations.node_name)
 
@@ -479,7 +479,7 @@ class VirtualMachineLoop:
         self.worker.add(name, 0.0)
 
     def _drop(self, name: str) -> None:
-        """It is never due again."""
+        """Drop a key: it is never due again."""
         self.worker.forget(name)
         item = self._items.pop(name, None)
         if item is not None and item.runs:

@@ -155,7 +155,7 @@ class MachineRestarts:
         return Again(LOOK_SECONDS)
 
     def _bring_back(self, key: str) -> Again | None:
-        """None also if another component does it and reports it."""
+        """Start a machine again if it is time. None also if another component does it and reports it."""
         if (machine := self._ended.get(key)) is None:
             return None
         if left := self._backoff.left(key):

@@ -76,8 +76,8 @@ class Situation:
 def whose(
     obj: Object | None, vm: VirtualMachine | None, node: str, here: MachineView | None, *, is_unplaced: bool
 ) -> Whose:
-    """Whose a machine is. ``obj``: as the store has it now, None if it is gone; ``here``: what this node has under its
-    name; ``is_unplaced``: whether this node has to reserve something for it and does not."""
+    """Determine whose a machine is. ``obj``: as the store has it now, None if it is gone; ``here``: what this node has
+    under its name; ``is_unplaced``: whether this node has to reserve something for it and does not."""
     if here is not None and here.is_moving:
         return Whose.MOVING
     if obj is None:
@@ -107,8 +107,8 @@ def whose(
 def read_situation(
     store: Store, operations: MachineOperations, obj: Object, claims_of: Callable[[Object], Claims] = lambda obj: {}
 ) -> Situation:
-    """The situation of a machine, by its object as it was last heard of, which may be older than its arrival on this
-    node; ``claims_of`` an object. Raises StoreError, NodeError."""
+    """Read the situation of a machine, by its object as it was last heard of, which may be older than its arrival on
+    this node; ``claims_of`` an object. Raises StoreError, NodeError."""
     key, uid, node = objects.key_of(obj), obj["metadata"]["uid"], operations.node_name
     here = operations.machines.get(key)
     now = objects.read_again(store, objects.KIND, key, uid)  # only now: it is written before its machine ceases to move
@@ -164,8 +164,8 @@ def is_unreserved(store: Store, node: str, obj: Object, vm: VirtualMachine) -> b
 
 
 def foreign_pid(obj: Object, vm: VirtualMachine | None, node: str, here: MachineView | None) -> int | None:
-    """The process that runs a machine by its status, if no record of this plugin is of that run: a plugin with another
-    state folder has served this node before, or does so now. An adopted one is adopted again instead."""
+    """Find the process that runs a machine by its status, if no record of this plugin is of that run: a plugin with
+    another state folder has served this node before, or does so now. An adopted one is adopted again instead."""
     status = obj.get("status") or {}
     run, pid = status.get("machineID"), status.get("pid")
     if not run or not isinstance(pid, int) or objects.holder_of(obj) != node:

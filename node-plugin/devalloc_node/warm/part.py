@@ -95,7 +95,7 @@ class WarmSetups(MachineHomes):
 
 
 def pool_metrics(status: PoolStatus) -> Iterator[Metric]:
-    """The pool in numbers."""
+    """Count what is in the pool."""
     by_state = {
         "ready": status.ready,
         "taken": len(status.taken),
@@ -120,7 +120,7 @@ class NoWarmSetups(MachineHomes):
         return [WarmService(None, self._node.metrics).service()]
 
     def warnings(self) -> Iterable[str]:
-        """Of setups that outlive the plugin that made them: without --warm nothing manages them."""
+        """Warn of setups that outlive the plugin that made them: without --warm nothing manages them."""
         records, left = SetupRecords(self._run / "records"), 0
         with suppress(OSError, NodeError):  # they belong to another user, who alone can manage them
             if records.are_kept and not is_served(self._run):
