@@ -96,8 +96,8 @@ def when_set(stop: threading.Event, do: Callable[[], object]) -> threading.Threa
     return thread
 
 
-_tells_lock = threading.Lock()
-_tells: dict[threading.Event, set[Callable[[], None]]] = {}
+_waiters_lock = threading.Lock()
+_waiters: dict[threading.Event, set[Callable[[], None]]] = {}
 """Who waits in event loops for what is not set yet. One thread waits for all of them: those who wait may come and go
 as long as the program runs."""
 
@@ -106,29 +106,29 @@ async def until_set(stop: threading.Event) -> None:
     """Wait in an event loop until another thread sets it."""
     loop, is_set = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell() -> None:
+    def wake() -> None:
         with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(is_set.set)
 
-    with _tells_lock:
+    with _waiters_lock:
         if stop.is_set():
             return
-        if stop not in _tells:
-            when_set(stop, partial(_tell_all, stop))
-        tells = _tells.setdefault(stop, set())
-        tells.add(tell)
+        if stop not in _waiters:
+            when_set(stop, partial(_wake_all, stop))
+        waiters = _waiters.setdefault(stop, set())
+        waiters.add(wake)
     try:
         await is_set.wait()
     finally:
-        with _tells_lock:
-            tells.discard(tell)
+        with _waiters_lock:
+            waiters.discard(wake)
 
 
-def _tell_all(stop: threading.Event) -> None:
-    with _tells_lock:
-        tells = [*_tells.pop(stop, ())]
-    for tell in tells:
-        tell()
+def _wake_all(stop: threading.Event) -> None:
+    with _waiters_lock:
+        waiters = [*_waiters.pop(stop, ())]
+    for wake in waiters:
+        wake()
 
 
 class Worker(Generic[K, M]):

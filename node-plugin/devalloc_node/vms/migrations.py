@@ -49,7 +49,7 @@ machine that has arrived: its guest stands still."""
 _THREADS = 128
 """Machines that move from or to this node at a time: while all of one is sent, its thread waits."""
 ALL = "all machines"
-"""The key of the look which machines are concerned."""
+"""The key of finding which machines are concerned."""
 _ARRIVAL_SECONDS = 0.2
 """Before it is looked again whether a machine has arrived whose guest stands still until its firmware is stored."""
 _REPORT_SECONDS, _END_SECONDS = 1.0, 1.5
