@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable, is_disk_full
-from devalloc.store.paths import check_private, file_identity, is_read_only, prepare_files
+from devalloc.store.paths import check_private, file_identity, is_read_only, make_private, prepare_files
 
 log = logging.getLogger(__name__)
 
@@ -252,6 +252,7 @@ def _opened(path: Path, schema: Schema) -> sqlite3.Connection:
         connection = _connect(path)
         try:
             _refuse_foreign(connection, path, schema)
+            make_private(path)
             _use_wal(connection)
             migrate(connection, schema)
         except BaseException:

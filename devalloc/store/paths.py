@@ -62,16 +62,17 @@ def access_error(what: str, error: OSError) -> Unavailable:
 def prepare_files(path: Path, noun: str = "store") -> None:
     """Create the file (0600) and its folder (0700) if they are missing, and check existing files.
 
-    Raises Unusable if one of them is a link, not a plain file or another user's. It opens no existing file: closing any
-    descriptor of a database drops the locks that SQLite holds on it elsewhere in this process.
+    Raises Unusable if one of them is a link, not a plain file or another user's. It opens and changes no existing file:
+    the file may be no store, and closing any descriptor of a database drops the locks that SQLite holds on it elsewhere
+    in this process.
     """
     try:
         _make_folder(path.parent)
         for suffix in FILES:
-            check_private(path.with_name(path.name + suffix))
+            check_owner(path.with_name(path.name + suffix))
         with suppress(FileExistsError):
             os.mknod(path, stat.S_IFREG | 0o600)
-        check_private(path)
+        check_owner(path)
         # SQLite treats a file of one byte as empty and would overwrite it.
         if 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
             raise Damaged(f"{path} is not a devalloc {noun}; choose another path, or move the file away")
@@ -103,12 +104,28 @@ def file_identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def make_private(path: Path) -> None:
+    """Remove the rights of group and others from a database and the files beside it. Raises as ``check_private``."""
+    try:
+        for suffix in FILES:
+            check_private(path.with_name(path.name + suffix))
+    except OSError as error:
+        raise access_error(f"cannot protect {path} from other users", error) from error
+
+
 def check_private(path: Path) -> None:
-    """Refuse links, other non-plain files, and files of other users; remove rights of group and others."""
+    """Refuse what ``check_owner`` refuses, and remove the rights of group and others."""
+    status = check_owner(path)
+    if status is not None and status.st_mode & 0o077:
+        path.chmod(0o600)
+
+
+def check_owner(path: Path) -> os.stat_result | None:
+    """Refuse links, other non-plain files, and files of other users. Returns None if there is no file."""
     try:
         status = path.lstat()
     except FileNotFoundError:
-        return
+        return None
     if not stat.S_ISREG(status.st_mode):
         what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a plain file"
         raise Unusable(f"{path} is {what}, which devalloc does not use; give the path of the file itself")
@@ -118,8 +135,7 @@ def check_private(path: Path) -> None:
             f"{path} belongs to user {status.st_uid}, not to you ({os.geteuid()}); "
             f"{how}, or use a store of your own with ${STORE_VARIABLE}"
         )
-    if status.st_mode & 0o077:
-        path.chmod(0o600)
+    return status
 
 
 def prepare_folder(path: Path) -> None:

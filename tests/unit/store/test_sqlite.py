@@ -136,6 +136,20 @@ class TestPlace:
         SQLiteStore(path).close()
         assert mode(path) == 0o600
 
+    @pytest.mark.parametrize("kind", ["text", "database"])
+    def test_a_file_that_is_no_store_keeps_its_rights(self, tmp_path: Path, kind: str) -> None:
+        """Its path may have been given by mistake."""
+        path = tmp_path / "other"
+        if kind == "text":
+            path.write_text("precious" * 100)
+        else:
+            with closing(sqlite3.connect(path)) as other:
+                other.execute("CREATE TABLE theirs (one)")
+        path.chmod(0o644)
+        with pytest.raises(Unusable, match=r"not a devalloc store|another program"):
+            SQLiteStore(path)
+        assert (mode(path), [*tmp_path.iterdir()]) == (0o644, [path])
+
     @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", ".lock"])
     @pytest.mark.parametrize("target", ["there", "missing"])
     def test_a_link_is_refused(self, tmp_path: Path, suffix: str, target: str) -> None:
