@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from devalloc.cli.verbs.permit_proxy import PermitProxyOptions
 from devalloc.programs.controller import ControllerOptions
 from devalloc.programs.node import NodeOptions
+from devalloc.programs.permit_proxy import PermitProxyOptions
 from devalloc.programs.up import UpOptions
 from devalloc.settings import OneOf, Setting, Whole, declarations, summary_of, title_of
 from devalloc_node.guest.settings import MonitorSettings

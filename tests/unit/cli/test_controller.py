@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from devalloc.cli.command import CommandFailed
+from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.verbs.controller import controller
 from devalloc.cli.verbs.permit_proxy import permit_proxy
 from devalloc.controller.permits.settings import PlainListener
@@ -131,3 +131,22 @@ def test_a_proxy_of_permits_names_the_address_that_is_taken(kubeconfig: Path, mo
         options = ["--kubeconfig", str(kubeconfig), "--agents", "10.0.0.0/8", "--listen", at]
         with pytest.raises(CommandFailed, match=f"cannot listen at {at}: Address already in use"):
             CliRunner().invoke(permit_proxy, options, catch_exceptions=False, standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ([], "--agents must name the networks of the agents"),
+        (["--agents", "10.0.0.0/8"], "--listen must name the address for agents; in a pod, POD_IP has it"),
+        (["--agents", "10.0.0.0/8", "--listen", "0.0.0.0:1"], "--listen 0.0.0.0:1, --agents: "),
+    ],
+)
+def test_a_proxy_of_permits_says_what_it_lacks_before_it_asks_the_cluster(
+    options: list[str], why: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devalloc.cli.target.connect_cluster", lambda *_: pytest.fail("it connected"))
+    with pytest.raises(BadInput) as refused:
+        CliRunner().invoke(
+            permit_proxy, ["--kubeconfig", str(kubeconfig), *options], catch_exceptions=False, standalone_mode=False
+        )
+    assert refused.value.message.startswith(why)

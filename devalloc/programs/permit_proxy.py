@@ -1,0 +1,85 @@
+"""``devalloc permit-proxy``: the pod that Neon's agents ask for permits."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from devalloc.program import Program, ProgramFailed, ProgressDisplay
+from devalloc.programs.settings import host_and_port
+from devalloc.settings import EXISTING_FILE, BadSetting, setting
+from devalloc.worker import when_set
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from devalloc.store.kubernetes import Client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermitProxyOptions:
+    """A proxy of the permit server."""
+
+    kubeconfig: Path | None = setting(
+        "Work for the cluster of this kubeconfig.", type=EXISTING_FILE, metavar="PATH", env="DEVALLOC_KUBECONFIG"
+    )
+    in_cluster: bool = setting("Work for this pod's cluster, with the pod's service account.", default=False)
+    namespace: str = setting("Namespace of the controller.", default="devalloc-system", metavar="NAME")
+    listen: str = setting(
+        "Admit agents here, by plain HTTP. One address of this host.",
+        metavar="ADDRESS:PORT",
+        env="DEVALLOC_PROXY_LISTEN",
+        default="",
+        unset="port 10297 of POD_IP",
+    )
+    agents: tuple[str, ...] = setting(
+        "Network of the agents, which may connect to --listen. Repeatable.",
+        default=(),
+        metavar="CIDR",
+        env="DEVALLOC_NEON_AGENTS",
+    )
+    health_listen: str = setting(
+        "Serve /healthz and /readyz here, by plain HTTP. Ready: the controller that leads answers. Empty: not at all.",
+        default="",
+        metavar="HOST:PORT",
+    )
+
+
+def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], display: ProgressDisplay) -> Program:
+    """Forward requests of agents that speak plain HTTP to the permit server of the controller that leads. Raises
+    BadSetting. The program ends with ProgramFailed if it cannot listen."""
+    from devalloc.controller.permits.leader_server import in_url
+    from devalloc.controller.permits.proxy import PermitProxy
+    from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
+    from devalloc.programs.permit_endpoint import published_endpoint
+    from devalloc.programs.scaling_options import parse_networks
+
+    if not options.agents:
+        raise BadSetting("--agents", "must name the networks of the agents: anyone who can connect gets permits")
+    address = os.environ.get("POD_IP", "")
+    listen = options.listen or (f"{address}:10297" if address else "")
+    at = host_and_port(listen, "--listen", "10.0.0.7:10297")
+    if at is None:
+        raise BadSetting("--listen", "must name the address for agents; in a pod, POD_IP has it")
+    try:
+        plain = PlainListener(*at, parse_networks("--agents", options.agents))
+    except UnsafeSettings as error:
+        raise BadSetting("--listen", f"{listen}, --agents: {error}") from None
+    proxy = PermitProxy(
+        published_endpoint(connect(), options.namespace),
+        plain,
+        host_and_port(options.health_listen, "--health-listen", "0.0.0.0:10302"),
+        on_ready=lambda address: display.say(f"permits for agents at http://{in_url(address[0])}:{address[1]}/"),
+    )
+
+    def forward(stop: threading.Event) -> None:
+        when_set(stop, proxy.stop)
+        try:
+            proxy.run()
+        except OSError as error:
+            raise ProgramFailed(f"cannot listen at {listen}: {os.strerror(error.errno or 0)}") from error
+
+    return Program(loops=[forward], rescan=proxy.rescan)
