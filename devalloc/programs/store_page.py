@@ -18,7 +18,7 @@ from markupsafe import Markup
 from devalloc.controller.http_endpoints import HttpSite
 from devalloc.controller.page import FleetPage, SingleTokenAuthorizer
 from devalloc.program import ProgramFailed
-from devalloc.programs.settings import TOKEN_FILE
+from devalloc.programs.settings import TOKEN_FILE, host_and_port
 from devalloc.settings import BadSetting
 from devalloc.store import Store
 
@@ -28,7 +28,7 @@ class StorePage:
 
     def __init__(self, address: str, store: Path, say: Callable[[str], None], *, on_terminal: bool) -> None:
         """Raises BadSetting for an invalid address."""
-        self.host, self.port = _host_and_port(address)
+        self.host, self.port = _address_of(address)
         self._file = store.parent / TOKEN_FILE
         self._say = say
         self._on_terminal = on_terminal
@@ -103,14 +103,12 @@ class StorePage:
                 self._file.unlink()
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    try:
-        if host != "localhost":
-            ip_address(host)
-        if not port.isascii() or not port.isdecimal() or int(port) > 65535:
-            raise ValueError
-    except ValueError:
-        raise BadSetting("--page", f"{address}: use an IP address and a port, such as 127.0.0.1:10301") from None
-    return host, int(port)
+def _address_of(text: str) -> tuple[str, int]:
+    """Raises BadSetting."""
+    example = "127.0.0.1:10301"
+    if (at := host_and_port(text, "--page", example)) is not None:
+        with suppress(ValueError):
+            if at[0] != "localhost":
+                ip_address(at[0])
+            return at
+    raise BadSetting("--page", f"must be an IP address and a port such as {example}, not {text!r}")
