@@ -18,8 +18,6 @@ from devalloc.programs.settings import (
     OTLP_ENDPOINT,
     RESYNC,
     STORE,
-    is_default_store,
-    node_state_folder,
     store_path,
 )
 from devalloc.settings import (
@@ -262,12 +260,7 @@ def _check(options: NodeOptions) -> None:
 
 def _settings(options: NodeOptions, store: Path, note: Callable[[str], None]) -> MachineSettings:
     """The settings of the plugin. Raises BadSetting."""
-    plugin = options.plugin
-    if not options.is_cluster:
-        state = node_state_folder(plugin.state, store)
-        # As with `devalloc up`.
-        door = plugin.socket or (None if is_default_store(store) else state / "node.sock")
-        plugin = replace(plugin, state=state, socket=door)
+    plugin = options.plugin if options.is_cluster else options.plugin.for_store(store)
     kubelet = _kubelet(options) if options.has_slices else None
     settings = node_settings(options.inventory, plugin, options.resync, kubelet, note=note)
     if options.asks_controller and settings.scaling is not None:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 from devalloc.controller.settings import DEFAULT_MIGRATION_LIMITS, MigrationLimits
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, allowable
@@ -17,6 +17,7 @@ from devalloc.inventory.capacity.config import CapacityConfig, parse_bandwidth, 
 from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.scaling_options import ScalingOptions, parse_networks, scaling_settings
 from devalloc.programs.settings import DEFAULT_SOCKET as SOCKET
+from devalloc.programs.settings import is_default_store, node_state_folder
 from devalloc.settings import EXISTING_FILE, FOLDER, BadSetting, OneOf, PathTo, Whole, group, parse_duration, setting
 from devalloc_node.errors import Denied
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from devalloc_node.vms.migrations import MigrationSettings
     from devalloc_node.warm.addresses import BridgeNetwork, CniNetwork
     from devalloc_node.warm.setup import WarmConfig
-
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +169,7 @@ def warm_settings(
 ) -> WarmConfig | None:
     """The settings of the pool of warm setups; None without --warm.
 
-    ``run``: the folder of setups. ``users``: of paused machines, if the plugin is root. Raises
-    BadSetting.
+    ``run``: the folder of setups. ``users``: of paused machines, if the plugin is root. Raises BadSetting.
     """
     from devalloc_node.machine.machine_files import AllowedFolder
     from devalloc_node.warm.setup import WarmConfig
@@ -437,6 +436,13 @@ class PluginOptions:
     def allowed_kinds(self) -> frozenset[str]:
         """Kinds of devices that may be taken from the host."""
         return frozenset(self.allow or DEFAULT_ALLOWED)
+
+    def for_store(self, store: Path) -> Self:
+        """With the state folder and the socket that the plugin of a store has where none are set."""
+        state = node_state_folder(self.state, store)
+        # With another store than the usual one, another plugin may run at the usual place.
+        door = self.socket or (None if is_default_store(store) else state / SOCKET.name)
+        return replace(self, state=state, socket=door)
 
 
 def check_published(options: PluginOptions, *, host_capacity: bool) -> None:

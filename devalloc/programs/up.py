@@ -24,7 +24,6 @@ from devalloc.programs.settings import (
     PLACEMENT,
     RESYNC,
     STORE,
-    is_default_store,
     node_state_folder,
     store_path,
 )
@@ -91,9 +90,7 @@ def up(
     inventory, root = options.inventory, options.inventory.sysfs_root
     name, path = inventory.node, store_path(options.store)
     state = node_state_folder(options.plugin.state, path)
-    # With another store, another plugin may run at the default place.
-    door = options.plugin.socket or (None if is_default_store(path) else state / "node.sock")
-    plugin_options = replace(options.plugin, state=state, socket=door)
+    plugin_options = options.plugin.for_store(path)
     if options.with_node is False and (idle := given(False)):
         raise BadSetting(" and ".join(idle), ": only for the node plugin, which does not run with --no-node")
     check_published(plugin_options, host_capacity=options.host_capacity)
