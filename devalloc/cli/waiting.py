@@ -155,9 +155,9 @@ def wait_until(
 
     Looks at all of them after each event: what seemed hopeless may have been changed. One reading of an object answers
     whether it has the state and whether it will, because it may get there between two. Says on stderr what they wait
-    for, once for each new reason.
+    for, once for each new reason, but not when the time is up: who reports that has the reason, too.
     """
-    notes = _Notes(store, state, len(keys))
+    notes, until = _Notes(store, state, len(keys)), time.monotonic() + timeout
     uids = {key: _uid(store, key) for key in keys}
     missing = dict.fromkeys(keys, "")
 
@@ -168,7 +168,7 @@ def wait_until(
         missing = {key: _why_never(objects[key], key, state, overruled) for key in waiting}
         if all(missing.values()):
             return None
-        pause = notes.say(waiting)
+        pause = notes.say(waiting) if time.monotonic() < until else 0.0
         if gives_up and notes.are_hopeless(waiting):
             missing = dict.fromkeys(waiting, _STAYS)
             return None

@@ -270,6 +270,12 @@ class TestWhatItWaitsFor:
         shown = devalloc(*command, "--timeout", "400ms").err.splitlines()
         assert [line for line in shown if line.startswith("waiting: ")] == [f"waiting: {self.REASON}"], shown
 
+    def test_when_the_time_is_up_only_the_error_says_it(self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waits, "SAY_SECONDS", 0.3)
+        self.refused(devalloc)
+        shown = devalloc("wait", "vm/web", "--timeout", "300ms").err
+        assert ("waiting: " in shown, "there is no program qemu-system-x86_64" in shown) == (False, True), shown
+
     def test_it_says_the_next_reason_too(self, devalloc: Shell) -> None:
         self.refused(devalloc)
 
