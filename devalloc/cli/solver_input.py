@@ -48,6 +48,11 @@ class SolverInput:
     """The namespaces whose claims may have admin access; on a cluster, those with a label (S14)."""
 
     @property
+    def given(self) -> list[Any]:
+        """The objects of the manifests."""
+        return [document.content for document in self.documents.all]
+
+    @property
     def code(self) -> int:
         """The exit code so far."""
         return self.documents.exit_code
@@ -75,8 +80,7 @@ class SolverInput:
         return any(not self.is_of_store or self.documents.is_about(error) for error in errors)
 
     def _names(self, kind: str) -> set[tuple[str, str]]:
-        contents: list[Any] = [document.content for document in self.documents.all]
-        heads = [one["metadata"] for one in contents if _is_of_kind(one, kind)]
+        heads = [one["metadata"] for one in self.given if _is_of_kind(one, kind)]
         return {(str(head.get("namespace") or "default"), str(head.get("name"))) for head in heads}
 
 

@@ -80,7 +80,7 @@ def solve(
 
     Without -f: for all claims of the store or cluster. With -f: for the claims of the manifests, as if you applied them
     to the cluster of --kubeconfig or to the store. The manifests are used alone if they contain pools and no cluster is
-    named, or if there is no store. A pod gets the claims that Kubernetes would make for it of ResourceClaimTemplates.
+    named, or if there is no store. A pod gets the claims that Kubernetes would make for it from templates.
 
     Exit code 3 if a claim gets nothing, 2 if a manifest is invalid; the valid ones are used anyway.
 
@@ -93,7 +93,10 @@ def solve(
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)
-    question = question if question.is_of_store else replace(question, all=with_claims_of_pods(question.all))
+    if not question.is_of_store:
+        question = replace(question, all=with_claims_of_pods(question.all))
+    elif [*of_kind(question.given, RESOURCE_CLAIM), *of_kind(question.given, TEMPLATE)]:
+        print_note("warning: manifests of resource.k8s.io do not count beside a store; leave out --with-store")
     with show_spinner("solving"):
         answer: dict[str, Any] = solve_with_machines(
             question.all, **asdict(options), admin_namespaces=question.admin_namespaces
@@ -529,7 +532,7 @@ def _kind_or_none(word: str) -> str | None:
 
 def _names(question: SolverInput, kind: str, namespace: str | None, *, of_files: bool = False) -> list[str]:
     """Names of the objects of a kind, in one namespace or (None) in all."""
-    contents: list[Any] = [document.content for document in question.documents.all] if of_files else question.all
+    contents = question.given if of_files else question.all
     return [name for within, name in _names_of_kind(contents, kind) if namespace in (None, within)]
 
 

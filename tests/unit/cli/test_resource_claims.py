@@ -91,6 +91,12 @@ def test_solve_names_a_pod_whose_template_is_not_given(devalloc: Shell) -> None:
     assert "default/lost" not in shown.out
 
 
+def test_solve_says_that_a_store_leaves_them_out(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(ANY)).code == 0
+    shown = devalloc("solve", "--with-store", "-f", "-", stdin=text(SLICE, template("one", 1), pod("web", "one")))
+    assert "warning: manifests of resource.k8s.io do not count beside a store; leave out --with-store" in shown.err
+
+
 def test_a_claim_of_a_pod_that_is_given_is_not_made_again(devalloc: Shell) -> None:
     made = resource_claim(request("r", 2), name="web-x0")
     shown = devalloc(
