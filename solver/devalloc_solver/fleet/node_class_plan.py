@@ -144,8 +144,8 @@ class NodeClassPlan:
 
     score: PlacementScore
     ways: tuple[tuple[PlanPart | PlanPick, ...], ...]
-    """what to take, and what else is as good: on each node it is the one with the first devices in natural order.
-    None where only CP-SAT can tell: the score is one that cannot be beaten then"""
+    """equally good choices of what to take: each node gets the one whose devices come first in natural order. Empty
+    where only CP-SAT can tell: the score is then one that cannot be beaten"""
     local: bool
     """whether any device is the node's own"""
 

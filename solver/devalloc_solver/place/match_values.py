@@ -227,7 +227,10 @@ class _ValueSearch:
         return None if covered is None else MatchedCover(demand_vector, covered, chosen)
 
     def _served_unsplit(self, stock: RemainingSupply, most: int | None) -> MatchedCover | None:
-        """Shares that meet, each on one device: the best answer where it is known that splitting them is no better."""
+        """Serve shares that meet, each from one device; None where that cannot be better than the best so far.
+
+        Raises SharesInterfere unless splitting them is known to be no better.
+        """
         shares = [
             indexed
             for indexed in self.counting_bounds.node_view.unit_requests.of(self.chosen)
@@ -254,8 +257,8 @@ class _ValueSearch:
     def _least_size(
         self, stock: RemainingSupply, shares: Sequence[IndexedRequest], alone: tuple[int, int]
     ) -> tuple[int, int]:
-        """(pools, devices) of which no fewer will do: ``alone``, which one of the shares needs beside what is no share,
-        and those that have the amounts of all."""
+        """A lower bound of (pools, devices), by the amounts of all shares together, and by ``alone``: what the share
+        that needs most takes if it is the only one."""
         mask = sum(share.bit for share in shares)
         pools, devices = len(stock.opened), 0
         for name in dict.fromkeys(name for share in shares for name in share.request.requests):

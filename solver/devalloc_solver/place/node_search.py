@@ -80,7 +80,7 @@ class AlternativeSearch:
         """Complete choices that the bounds let pass, best first. ``allowed``: what open details may still choose."""
         unit_requests = self.counting_bounds.node_view.unit_requests
         details = unit_requests.details
-        # Of one alternative there is no choice: a group may have thousands, which are too many to call itself for.
+        # A detail with one alternative leaves no choice. A group may have thousands: calls for all would nest too deep.
         while detail < len(details) and details[detail] & (details[detail] - 1) == 0:
             self.steps.spend(1)
             chosen |= details[detail] & allowed

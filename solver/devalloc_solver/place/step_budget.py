@@ -36,7 +36,7 @@ class SharesInterfere(StepsExhausted):
     chosen: int = 0
     """the alternatives that were looked at: all that come before cannot be had (mask)"""
     least: tuple[int, int] = (0, 0)
-    """(pools, devices) of which no fewer will do"""
+    """a lower bound of (pools, devices)"""
     bound: PlacementScore = PlacementScore((), 0, 0)
     """a score that cannot be beaten on the node"""
 
