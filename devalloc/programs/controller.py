@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from devalloc.controller.settings import MigrationLimits
 from devalloc.program import Program, ProgressDisplay
 from devalloc.programs.permit_options import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
-from devalloc.programs.settings import BATCH_DEADLINE, CEL_CHECK, OTLP_ENDPOINT, PLACEMENT, host_and_port
+from devalloc.programs.settings import (
+    BATCH_DEADLINE,
+    CEL_CHECK,
+    IN_CLUSTER,
+    KUBECONFIG,
+    OTLP_ENDPOINT,
+    PLACEMENT,
+    host_and_port,
+)
 from devalloc.settings import (
     EXISTING_FILE,
     FOLDER,
@@ -44,16 +52,8 @@ if TYPE_CHECKING:
 class ControllerOptions:
     """The controller of a cluster."""
 
-    kubeconfig: Path | None = setting(
-        "Work for the cluster of this kubeconfig.",
-        type=EXISTING_FILE,
-        metavar="PATH",
-        env="DEVALLOC_KUBECONFIG",
-        usual=True,
-    )
-    in_cluster: bool = setting(
-        "Work for this pod's cluster, with the pod's service account.", default=False, usual=True
-    )
+    kubeconfig: Path | None = declared(KUBECONFIG)
+    in_cluster: bool = declared(IN_CLUSTER)
     namespace: str = setting(
         "Namespace of devalloc's own objects, such as its Lease.",
         default="devalloc-system",

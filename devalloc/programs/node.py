@@ -15,6 +15,7 @@ from devalloc.programs.node_options import PluginOptions, check_published, node_
 from devalloc.programs.scaling_options import OF_PERMIT_SERVER
 from devalloc.programs.settings import (
     HOST_CAPACITY,
+    IN_CLUSTER,
     OTLP_ENDPOINT,
     RESYNC,
     STORE,
@@ -63,9 +64,7 @@ class NodeOptions:
         env="DEVALLOC_KUBECONFIG",
         usual=True,
     )
-    in_cluster: bool = setting(
-        "Work for this pod's cluster, with the pod's service account.", default=False, usual=True
-    )
+    in_cluster: bool = declared(IN_CLUSTER)
     publish: Literal["slices", "pools"] | None = setting(
         "How to publish this node's devices to a cluster: as ResourceSlices, for the ResourceClaims of pods (the "
         "default), or as DevicePools, for DeviceClaims and VirtualMachines; never both.",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.program import Program, ProgramFailed, ProgressDisplay
-from devalloc.programs.settings import host_and_port
-from devalloc.settings import EXISTING_FILE, BadSetting, setting
+from devalloc.programs.settings import IN_CLUSTER, KUBECONFIG, host_and_port
+from devalloc.settings import BadSetting, declared, setting
 from devalloc.worker import when_set
 
 if TYPE_CHECKING:
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 class PermitProxyOptions:
     """A proxy of the permit server."""
 
-    kubeconfig: Path | None = setting(
-        "Work for the cluster of this kubeconfig.", type=EXISTING_FILE, metavar="PATH", env="DEVALLOC_KUBECONFIG"
-    )
-    in_cluster: bool = setting("Work for this pod's cluster, with the pod's service account.", default=False)
+    kubeconfig: Path | None = declared(KUBECONFIG)
+    in_cluster: bool = declared(IN_CLUSTER)
     namespace: str = setting("Namespace of the controller.", default="devalloc-system", metavar="NAME")
     listen: str = setting(
         "Admit agents here, by plain HTTP. One address of this host.",

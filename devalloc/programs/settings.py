@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from devalloc.settings import BadSetting, OneOf, PathTo, Setting, parse_duration, parse_interval
+from devalloc.settings import EXISTING_FILE, BadSetting, OneOf, PathTo, Setting, parse_duration, parse_interval
 from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT, POLICIES
 
 STORE = Setting(
@@ -16,6 +16,17 @@ STORE = Setting(
     env="DEVALLOC_STORE",
     unset="/var/lib/devalloc/devalloc.db for root, else ~/.local/state/devalloc/devalloc.db",
     usual=True,
+)
+KUBECONFIG = Setting(
+    "Work for the cluster of this kubeconfig.",
+    flag="--kubeconfig",
+    type=EXISTING_FILE,
+    metavar="PATH",
+    env="DEVALLOC_KUBECONFIG",
+    usual=True,
+)
+IN_CLUSTER = Setting(
+    "Work for this pod's cluster, with the pod's service account.", flag="--in-cluster", default=False, usual=True
 )
 PLACEMENT = Setting(
     f"Among equally good answers: {', or '.join(f'{each.preference} ({each.name})' for each in POLICIES)}.",
