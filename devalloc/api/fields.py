@@ -270,7 +270,6 @@ def raise_faults(faults: Iterable[FieldFault], kind: str = REFUSED) -> None:
 
 def unique_by(*names: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A validator for lists whose entries must differ in these key fields (Python names)."""
-
     key, last = attrgetter(*names), attrgetter(names[-1])
 
     def check(items: Sequence[Any]) -> Sequence[Any]:

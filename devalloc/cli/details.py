@@ -89,7 +89,6 @@ def print_details(store: Store, obj: Object) -> None:
 
 def _is_readable(obj: Object) -> bool:
     """False for an object of another program that does not match the API."""
-
     return decode(obj).object is not None
 
 
@@ -124,7 +123,6 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
 
 def _machines_of(store: Store, claim: Object) -> list[str]:
     """The machines that name a claim, with their nodes. The claim is placed together with the first one."""
-
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
     return [
         f"{machine['metadata']['name']} (on {node})" if (node := machine_node(machine)) else machine["metadata"]["name"]
@@ -170,14 +168,12 @@ def _end_text(end: object) -> str:
 
 def _coming_text(machine: Object) -> str:
     """The devices that its claims get on the node to which it moves, or has moved."""
-
     coming = (*booked_devices(machine), *moved_devices(machine))
     return "; ".join(f"{one.claim[1]}: {format_devices(one.allocations)}" for one in coming)
 
 
 def _movable_text(machine: Object) -> str:
     """What its node says of whether QEMU can move it while it runs; empty if the node does not say it."""
-
     condition = MachineView(machine).condition(LIVE_MIGRATABLE)
     if condition.get("status") == "False":
         return f"no: {condition.get('message') or condition.get('reason') or 'its node does not say why'}"
@@ -226,7 +222,6 @@ def _claim(store: Store, claim: Object) -> None:
 
 def _print_reason(store: Store, claim: Object) -> None:
     """Show why a claim has no devices, judging by the store as it is now rather than by the claim's last answer."""
-
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
     if not ClaimView(claim).reason and (silence := missing_controller_note(store)):
         print_line()

@@ -281,7 +281,6 @@ def read_manifests(
 
 def _print_example_hint(file: str) -> None:
     """Say how to get an example that is named as in the documents, but is not there: after `pip install`."""
-
     path = Path(file)
     if "examples" in path.parts and not path.exists():
         name = path.name if path.suffix == "" else path.parent.name
@@ -357,7 +356,6 @@ def print_answer_problems(
     ``is_asked``: whether a problem of an object outside the documents answers the question; by default all do. Of those
     that do not, only the number is printed.
     """
-
     others: Counter[str] = Counter()
     seen = {(problem.kind, problem.name, problem.path, problem.message) for problem in documents.problems}
     met: Counter[Problem] = Counter()

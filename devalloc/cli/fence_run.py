@@ -71,7 +71,6 @@ def unfence_node(name: str, place: StoreTarget) -> int:
 
 def _node_of(store: Store, name: str) -> str:
     """The node that is meant. Raises BadInput for another kind, NoSuchObject if nothing is of a node of that name."""
-
     kind, _, node = name.rpartition("/")
     if kind in ("", "node") and not node:
         raise BadInput("the name is missing; write node/NAME")
@@ -93,7 +92,6 @@ def _confirm(node: str) -> None:
 
 def _machine_text(one: DrainedMachine, node: str, outlook: Outlook | None) -> str:
     """What happens to a machine, in one line. ``outlook``: None if the solver does not say."""
-
     name = f"virtualmachine {one.key.namespace}/{one.key.name}"
     if one.fate is Fate.STAY and not one.why:
         return f"{name}: will be taken away"

@@ -75,7 +75,6 @@ def _meaning(field: FieldReference) -> str:
 
 def unknown_field(kind: ApiKind, path: str) -> str:
     """The message for a path that leads to no field: how far it leads, and which fields may be meant."""
-
     above, step = "", path
     for step in path.split("."):
         here = f"{above}.{step}".strip(".")

@@ -72,7 +72,6 @@ def grace_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def default_socket(store: Path | None = None) -> Path:
     """The socket that ``devalloc up`` and ``devalloc node`` choose: beside a store other than the default one.
     Otherwise a user's own plugin takes precedence over root's, whose socket no user may open."""
-
     from devalloc.store.errors import Unusable
     from devalloc.store.paths import default_path
 

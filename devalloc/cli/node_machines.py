@@ -79,7 +79,6 @@ class ProcessUsage:
 
 def sample_process(pid: int, proc: Path = Path("/proc")) -> ProcessSample | None:
     """A process's usage so far; None if it is gone or cannot be read."""
-
     reading = usage(pid, proc)
     return (
         None
@@ -196,7 +195,6 @@ def capacity_status(
 ) -> HostStatus:
     """The host's status, with the machines and claims of the store if there is one, and the other machines of the node
     plugin at this socket. What cannot be read is among its problems."""
-
     host = read_capacity(root, config)
     problems = []
     try:
@@ -224,7 +222,6 @@ def _machines_in_store(
 ) -> tuple[list[VirtualMachine], list[VirtualMachine], frozenset[str], list[str]]:
     """The node's machines, those that are moving to it, its devices that claims have, and the other nodes that have
     machines; empty without a store."""
-
     if not path.exists():
         return [], [], frozenset(), []
     with open_embedded_store(path) as objects:

@@ -117,7 +117,6 @@ def keys_of(
 
 def similar_names_hint(name: str, names: Iterable[str], *, nearest: bool = True) -> str:
     """Suggestions for a name that does not exist, as the end of a sentence: the ``nearest`` one, or those there are."""
-
     names = sorted({one_line(each) for each in names})
     if nearest and len(names) <= _MAX_COMPARED and (near := closest_match(name, names)) is not None:
         return f"; did you mean {near}?"

@@ -205,7 +205,6 @@ def load_resource_objects(place: StoreTarget) -> list[Object]:
 
 def _without_label(content: Object) -> Object:
     """An object of a store, where the label that chooses an allocator on a cluster says nothing."""
-
     labels = content["metadata"].get("labels") or {}
     if ALLOCATOR_KEY not in labels:
         return content
@@ -232,7 +231,6 @@ def _load_cluster_objects(place: StoreTarget) -> list[Object]:
 
 def _with_namespace_defaults(objects: Sequence[Object]) -> list[Object]:
     """The objects with the labels that claims, and claims of templates, have by their namespace."""
-
     chosen = namespaces_for_devalloc(one for one in objects if one["kind"] == "Namespace")
     changed = []
     for one in objects:
@@ -252,7 +250,6 @@ def _with_namespace_defaults(objects: Sequence[Object]) -> list[Object]:
 def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
     """What decides about a pending claim of a cluster, without other claims that wait. If no device is for devalloc,
     and no other one matches a claim for it, all slices: they show why none matches."""
-
     others = _others(claim, objects)
     if not is_for_devalloc(claim):
         return others
@@ -269,7 +266,6 @@ def documents_to_explain(claim: Object, objects: Sequence[Object]) -> list[Objec
 
 def explain_lack(claim: Object, objects: Sequence[Object], reason: str, finding: Finding) -> tuple[str, Finding]:
     """The reason and finding of a claim that gets nothing, with the devices that match it and are not for devalloc."""
-
     if not is_for_devalloc(claim):
         return reason, finding
     return _state_of(_others(claim, objects)).explain_lack(reason, finding, [claim])

@@ -14,7 +14,6 @@ from devalloc.store.errors import StoreError
 
 def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """KIND first, then names of that kind; KIND/NAME in one word too."""
-
     written = ctx.params.get(param.name or "") or ()
     kind, slash, _ = incomplete.partition("/")
     if slash:

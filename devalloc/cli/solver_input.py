@@ -73,7 +73,6 @@ class SolverInput:
 
     def has_errors(self, answer: dict[str, Any]) -> bool:
         """Whether an object of the manifests was left out."""
-
         if not self.documents.all:
             return False
         errors = [Problem(**one) for one in answer["problems"] if one.get("severity", "error") == "error"]
@@ -143,7 +142,6 @@ def load_solver_input(
 
 def _with_nodes(given: Sequence[Any]) -> list[Any]:
     """Manifests with what is cordoned made unavailable in their pools, also by Nodes among them, as on a cluster."""
-
     readable = [one for one in given if isinstance(one, dict) and (not is_node(one) or is_readable_node(one))]
     changed = {id(before): after for before, after in zip(readable, apply_all_cordons(readable), strict=True)}
     return [changed.get(id(one), one) for one in given]

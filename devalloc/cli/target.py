@@ -103,7 +103,6 @@ def kubeconfig_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def connect_as_admin(kubeconfig: Path | None) -> Client:
     """Connect to the cluster of a kubeconfig, by default kubectl's. Raises CommandFailed."""
-
     return connect_cluster(_existing_kubeconfig(kubeconfig or kubeconfig_of_kubectl()))
 
 
@@ -233,7 +232,6 @@ def open_target(place: StoreTarget) -> Iterator[Store]:
 @contextmanager
 def open_readable_target(place: StoreTarget, namespace: str) -> Iterator[Store]:
     """Like ``open_target``: the whole cluster, or that namespace if the user may not list claims of all."""
-
     with open_target(place) as whole:
         try:
             if place.is_cluster:
@@ -249,7 +247,6 @@ def open_readable_target(place: StoreTarget, namespace: str) -> Iterator[Store]:
 
 def missing_node_note(machine: dict[str, Any]) -> str:
     """A sentence if no node has taken a machine that has its node; "" otherwise, or if its status says more."""
-
     view = MachineView(machine)
     if (
         view.node is None
@@ -313,7 +310,6 @@ def silence_note(store: Store, objects: Iterable[dict[str, Any]]) -> str:
 
 def _is_unanswered(obj: dict[str, Any]) -> bool:
     """Whether it is a claim or machine without an answer yet."""
-
     if obj["kind"] == "DeviceClaim":
         return not obj.get("status") and not ClaimView(obj).reason
     return obj["kind"] == "VirtualMachine" and not obj.get("status")
@@ -321,7 +317,6 @@ def _is_unanswered(obj: dict[str, Any]) -> bool:
 
 def unserved_reason(machine: dict[str, Any]) -> tuple[str, str]:
     """Code and message if no plugin serves the node of a machine; both empty otherwise."""
-
     status = machine.get("status") or {}
     is_unserved = status.get("reason") == Reason.NODE_NOT_SERVED
     return (str(status["reason"]), str(status.get("message") or "")) if is_unserved else ("", "")
@@ -340,7 +335,6 @@ def has_ended_for_good(machine: dict[str, Any]) -> bool:
 def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
     """Why a machine that is to run does not, or not as its spec says: code and message of its status, each of which may
     be empty; both are if it is as it should be, or is to run no more."""
-
     view = MachineView(machine)
     if view.is_deleting or view.spec.get("running") is False or has_ended_for_good(machine):
         return "", ""
@@ -396,7 +390,6 @@ def unanswered_advice(store: Store) -> str:
 
 def missing_controller_note(store: Store) -> str:
     """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
-
     from devalloc.controller.leader.election import LEASE_NAME
     from devalloc.store.kubernetes import ApiError, KubernetesStore
 

@@ -37,8 +37,6 @@ MIGRATION = "VirtualMachineMigration"
 REPLICA_SET = "VirtualMachineReplicaSet"
 StateTest = Callable[[dict[str, Any]], bool]
 """Whether an object has a state."""
-
-
 _ADVISED = ("allocated", "running", "paused", "scaled", "ready", "succeeded")
 
 
@@ -55,7 +53,6 @@ def report_missing(store: Store, state: str, missing: dict[Key, str], timeout: f
 
 def _has_reason(store: Store, key: Key) -> bool:
     """Whether an object that waits has been answered, with a reason."""
-
     if (stored := find_object(store, key)) is None:
         return False
     if key.kind == "VirtualMachine":
@@ -65,7 +62,6 @@ def _has_reason(store: Store, key: Key) -> bool:
 
 def check_can_happen(store: Store, key: Key) -> None:
     """Raises NotFound for a misspelled name, and CommandFailed for a claim that devalloc does not allocate."""
-
     obj = fetch_object(store, key)
     if is_left_aside(obj):
         raise CommandFailed(f"{key} is not allocated here: {ignored_reason(api_group_of(obj))}")
@@ -73,7 +69,6 @@ def check_can_happen(store: Store, key: Key) -> None:
 
 def _advice(store: Store, key: Key) -> str:
     """Why a claim is not allocated, or a machine is not running, and what to do; as the end of a sentence."""
-
     if (stored := find_object(store, key)) is None:
         return ""
     if key.kind == "VirtualMachine":
@@ -109,7 +104,6 @@ def _leaving_advice(store: Store, key: Key) -> str:
 
 def _verb_advice(machine: dict[str, Any]) -> str:
     """The verb that changes what a machine is as wanted; empty if there is none."""
-
     vm, name = decode(machine).object, machine["metadata"]["name"]
     if not isinstance(vm, VirtualMachine):
         return ""
@@ -180,8 +174,6 @@ def wait_until(
 
 SAY_SECONDS = 2.0
 """How long a wait is silent: most are over by then."""
-
-
 HOPELESS_SECONDS = 15.0
 """For how long nothing may serve, or the host may lack something, until a wait ends that could last longer: a plugin
 that restarts is back by then."""
@@ -220,7 +212,6 @@ class _Notes:
 
     def _reason(self, key: Key) -> tuple[str, str]:
         """Code and message; both empty if there is nothing to say."""
-
         if (obj := find_object(self._store, key)) is None:
             return "", ""
         if key.kind == "VirtualMachine":
@@ -274,7 +265,6 @@ class _Notes:
 
 def _stopping_note(machine: dict[str, Any]) -> str:
     """A sentence if its guest has its time to power down; "" otherwise."""
-
     view = MachineView(machine)
     seconds = view.spec.get("powerdownSeconds", 30)
     is_stopping = view.status.get("phase") == "Stopping"
@@ -295,7 +285,6 @@ def _same_object(store: Store, key: Key, uid: str | None) -> dict[str, Any] | No
 
 def _why_never(obj: dict[str, Any] | None, key: Key, state: str, overruled: Callable[[dict[str, Any]], str]) -> str:
     """Why an object will not get to the state until someone changes it; empty if it may. None: it was deleted."""
-
     if obj is None:
         return "because it was deleted"
     if why := overruled(obj):
@@ -308,14 +297,11 @@ def _why_never(obj: dict[str, Any] | None, key: Key, state: str, overruled: Call
 
 
 _STAYS = "and stays so until that is changed"
-
-
 _OF_MACHINES_THAT_RUN = ("running", "ready", "paused", "scaled")
 
 
 def _why_never_running(obj: dict[str, Any], state: str) -> str:
     """Why a machine will not run, or be paused, until someone changes it; empty if it may."""
-
     machine = decode(obj).object
     if not isinstance(machine, VirtualMachine):
         return ""
@@ -330,8 +316,6 @@ def _why_never_running(obj: dict[str, Any], state: str) -> str:
 
 _NEVER_SCALED = ("CgroupShared", "CpusEmulated")
 """Reasons of nodes for which a machine that runs keeps what it has until its next start."""
-
-
 _PERMANENT = ("MachineInvalid", "NodesTooSmall", "NodeNotFound")
 """Reasons of the controller that pass only if the machine or the fleet is changed."""
 
@@ -350,7 +334,6 @@ def _is_refused_for_good(machine: dict[str, Any]) -> bool:
 
 def _reached(obj: dict[str, Any] | None, key: Key, state: str, test: StateTest | None) -> bool:
     """Whether an object has the state. None: it was deleted."""
-
     if obj is None:
         return state in ("released", "stopped", "deleted")  # a deleted claim has no devices
     if test is not None:

@@ -33,7 +33,6 @@ class MachineLog:
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Follow the store until ``stop`` is set. Raises Unusable."""
-
         Watcher(store, _MACHINE, self._heard, "could not watch the machines").run(stop)
 
     def _heard(self, change: Listed | Event) -> None:
@@ -49,7 +48,6 @@ class MachineLog:
 
     def note(self, machine: dict[str, Any], *, is_new: bool = False, is_gone: bool = False) -> None:
         """Compare the state of a machine with its last one. ``is_new``: it was like this when the log began."""
-
         view, uid = MachineView(machine), machine["metadata"]["uid"]
         phase, node = str(view.status.get("phase", "")), str(view.status.get("nodeName") or "")
         before, before_node = self._seen.pop(uid, ("", ""))

@@ -190,7 +190,6 @@ def _withdraw_pools(
 
 def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
     """An owner reference to the Node, so that its objects are deleted with it; None if there is no Node."""
-
     from devalloc.store.kubernetes.api_error import ApiError
     from devalloc.store.kubernetes.client import path_segment
 

@@ -95,7 +95,6 @@ def store_path(path: Path | None) -> Path:
 
 def is_default_store(store: Path) -> bool:
     """Whether it is this user's default store, regardless of the environment."""
-
     from devalloc.store.paths import STORE_VARIABLE, default_path
 
     return store == default_path({name: value for name, value in os.environ.items() if name != STORE_VARIABLE})

@@ -155,7 +155,6 @@ class TestClaims:
 
     def test_everything_of_a_busy_node_can_be_ended_with_one_reserve(self, disk: Path) -> None:
         """The log of the journal is written to the database again and again, where nothing new takes space."""
-
         bench = EngineBench(disk / "state", slots=200)
         refs = [bench.add(f"a/slot-{number}") for number in range(200)]
         for ref in refs:

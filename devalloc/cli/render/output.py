@@ -50,7 +50,6 @@ class JsonDisplay(LineDisplay):
 @contextmanager
 def open_display() -> Iterator[ProgressDisplay]:
     """Plain lines for files and pipes, with a state line below them on a terminal; JSON with ``--log-format json``."""
-
     if is_json():
         yield JsonDisplay()
         return

@@ -26,7 +26,6 @@ _MAX_OBSTACLES = 50
 
 def counts_bar(counts: DeviceCounts, width: int = BAR) -> Text:
     """Devices by state; each state that there is has a character at least."""
-
     numbers = {state: getattr(counts, state) for state in STATES}
     sizes = {state: max(1, width * number // max(1, counts.devices)) for state, number in numbers.items() if number}
     while sizes and sum(sizes.values()) != width:
@@ -49,7 +48,6 @@ def node_lines(node: NodeSummary, width: int) -> Iterator[Text]:
 
 def card_lines(card: CardSummary, width: int) -> Iterator[Text]:
     """A card as a bar of its parts, and in words what does not fit into it."""
-
     picture = card_picture(card)
     numa = f"NUMA {card.numa}" if card.numa else ""
     words = ", ".join(filter(None, (card.model, card.driver, numa)))
@@ -78,7 +76,6 @@ def _sizes(picture: CardPicture, width: int) -> list[int]:
 
 def _in_words(piece: Piece, width: int) -> Iterator[Text]:
     """Its name, its state, and who holds it or why none can: below, if that does not fit beside them."""
-
     line = Text(f"  {one_line(piece.name)}  ").append(piece.state, STYLES[piece.state])
     holder = one_line(piece.holder)
     if not holder or len(line) + 2 + len(holder) <= width:
@@ -123,6 +120,5 @@ def _layer_line(layer: Layer, devices: int) -> Text:
 
 def plain_lines(texts: Sequence[str], width: int) -> Iterator[Text]:
     """Sentences, broken between words."""
-
     for text in texts:
         yield from (Text(part) for part in wrap_sentence(one_line(text), width))

@@ -45,7 +45,6 @@ _KEYS_BEHIND = "q quits   arrows scroll   esc goes back"
 @contextmanager
 def live_screen() -> Iterator[DrawTop]:
     """A function that draws on the whole terminal, until the end."""
-
     console = Console()
     with Live(console=console, screen=True, auto_refresh=False) as live:
         yield lambda screen, sight: live.update(screen.draw(sight, *reversed(console.size)), refresh=True)
@@ -112,7 +111,6 @@ class TopScreen:
         self, seen: CachedOverview, refusals: Callable[[CachedOverview], Refusals], height: int, width: int
     ) -> RenderableType:
         """The screen of an overview. ``refusals``: why its claims wait."""
-
         if not self._has_keys:
             return screen_content(seen, height, width, wide=self._wide)
         keys = Text(_KEYS_BEHIND if self._behind else _KEYS, "dim", no_wrap=True, overflow="ellipsis")
@@ -253,7 +251,6 @@ def _title(part: TitledTable, shown: int) -> str:
 def _table(part: TitledTable, rows: slice, width: int, *, marked: int | None) -> Iterator[RenderableType]:
     """Lines, cut where the terminal ends, without the columns that do not fit before that. ``marked``: the row that the
     keys moved to; None: there are no keys."""
-
     headers = part.headers
     before = (0 if marked is None else 2) + (BAR + 2 if part.bars else 0)
     among = part.rows[rows]

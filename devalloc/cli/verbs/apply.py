@@ -55,7 +55,6 @@ def validate(files: tuple[str, ...], output: str) -> int:
     \b
     devalloc validate -f examples/whole-gpu
     """
-
     documents = read_manifests(files, verb="validate")
     problems = documents.problems
     bad = len(documents.all) - len(documents.good)
@@ -103,7 +102,6 @@ def delete(selection: ObjectSelection, ignore_not_found: bool, dry_run: bool, st
     devalloc delete -f examples/whole-gpu
     devalloc delete claims --all -A
     """
-
     code = 0
     with open_embedded_store(store) as objects:
         keys, code = _keys_to_delete(objects, selection)
@@ -148,7 +146,6 @@ def _write_all(
 ) -> int:
     """Write objects, many of them together; print what came of each, and return the exit code. ``code``: the one so
     far."""
-
     lines: list[str] = []
     try:
         with show_spinner(doing, len(wanted)) as progress:
@@ -191,7 +188,6 @@ def _gone_text(obj: Object | None) -> str:
 
 def _deletion_text(finalizers: list[str]) -> str:
     """The result of a deletion. ``finalizers``: those that the object still has."""
-
     if not finalizers:
         return "deleted"
     if finalizers == [NODE_FINALIZER]:
@@ -201,7 +197,6 @@ def _deletion_text(finalizers: list[str]) -> str:
 
 def _keys_to_delete(store: SQLiteStore, selection: ObjectSelection) -> tuple[list[tuple[Key, str | None]], int]:
     """The keys to delete, each with the API group that its manifest names, and the exit code so far."""
-
     what, selected = selection.what, selection.selected
     if bool(what) == bool(selection.files):
         raise BadInput("name what to delete: either KIND NAME... or -f PATH")
@@ -247,7 +242,6 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     devalloc apply -f examples/whole-gpu
     cat claim.yaml | devalloc apply -f - -n team-a
     """
-
     documents = read_manifests(files, namespace, verb="apply")
     good = sorted(documents.good, key=lambda document: Key.of(document.content).kind == CLAIM)
     code = documents.exit_code
@@ -292,7 +286,6 @@ _ANSWERED = {CLAIM, "VirtualMachine", "VirtualMachineReplicaSet", "VirtualMachin
 
 def is_being_deleted(store: Store, key: Key) -> bool:
     """Whether an object was deleted and still waits for its finalizers."""
-
     try:
         return "deletionTimestamp" in store.get(*key)["metadata"]
     except NotFound:

@@ -32,7 +32,6 @@ def check_host(qemu: str, sysfs_root: Path, output: str) -> int:
     devalloc check-host
     sudo devalloc check-host -o json
     """
-
     with show_spinner("a small guest tries KVM"):
         checks = list(checks_of(sysfs_root, qemu))
     if output == "table":

@@ -171,7 +171,6 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
     devalloc cordon 0000-08-00-0 --reason 'replacing the fan'
     devalloc cordon node/node-a
     """
-
     with open_target(place) as objects:
         if not names:
             rows = list(cordons.list_cordons(objects))

@@ -35,7 +35,6 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
     devalloc describe dclaim/train
     devalloc describe pool node-a-l40s
     """
-
     from devalloc.cli.details import print_details
 
     with open_readable_target(place, namespace) as objects:

@@ -86,7 +86,6 @@ def _readable_part(refused: RejectedClaim) -> dict[str, Any]:
 
 def read_objects(files: tuple[str, ...]) -> tuple[ClusterInput, int]:
     """The objects, and the exit code so far. Shows problems with file and document."""
-
     from devalloc.api.manifests import load
     from devalloc_solver.dialects.resource_k8s.manifests import read_documents
 
@@ -123,7 +122,6 @@ def _is_read(content: Any) -> bool:
 
 def print_results(intake: ClusterInput, answer: Sequence[Mapping[str, Any]]) -> None:
     """Print a row for each device."""
-
     rows: list[list[Cell]] = []
     for claim, result in zip(intake.claims, answer, strict=True):
         name = "/".join(claim.key)

@@ -255,7 +255,6 @@ def _explain_answer(
 def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: str, output: str, why: Forbidden) -> int:
     """Show what the controller wrote on a claim or machine, to a user who may not read what it depends on. Raises what
     forbids it for anything else, or without a name."""
-
     word, _, name = "/".join(words).rstrip("/").rpartition("/")
     kind = kind_of(word).kind if word else CLAIM
     if not name or kind not in (CLAIM, "VirtualMachine"):
@@ -383,7 +382,6 @@ def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) ->
 
 def _how_it_is(objects: list[Any], namespace: str, name: str) -> str:
     """The first words about a machine that is not as it should be."""
-
     phase = next(map(machine_phase, _stored_machines(objects, namespace, name)), "")
     words = {"Running": "It runs, but", "Paused": "Its CPUs stand still", "Unknown": "It may not run"}
     return words.get(phase, "It does not run")
@@ -399,7 +397,6 @@ def _is_placed(objects: list[Any], namespace: str, name: str) -> bool:
 
 def _advice_on(code: str) -> str:
     """What to do about a reason of a machine, which the controller or its node gave."""
-
     reason = find_reason(code)
     if reason is not None and reason.advice:
         return reason.advice
@@ -410,7 +407,6 @@ def _explain_migration(
     question: SolverInput, answer: dict[str, Any], key: Key, output: str, *, is_cluster: bool
 ) -> int:
     """Show why a migration has no target, or how far it is. Raises CommandFailed if there is none of that name."""
-
     namespace, name = key.namespace or "default", key.name
     waiting = answer.get("migrations", [])
     one = next((each for each in waiting if (each["namespace"], each["name"]) == (namespace, name)), None)
@@ -442,7 +438,6 @@ def _explain_migration(
 
 def _explain_field(word: str, place: StoreTarget, namespace: str, output: str) -> bool:
     """Explain KIND.FIELD; False if the word is something else. Raises BadInput if the kind has no such field."""
-
     field = parse_field_path(word)
     if field is None or _is_claim(word, place, namespace):
         return False
@@ -452,7 +447,6 @@ def _explain_field(word: str, place: StoreTarget, namespace: str, output: str) -
 
 def _is_claim(name: str, place: StoreTarget, namespace: str) -> bool:
     """Whether there is a claim of that name. A store that cannot be read has none: fields need no store."""
-
     if not is_subdomain_name(name):
         return False
     try:
@@ -466,7 +460,6 @@ def _is_claim(name: str, place: StoreTarget, namespace: str) -> bool:
 def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace: str) -> tuple[str, str]:
     """The kind and name that NAME, KIND/NAME or KIND NAME stand for; without words, the only claim of the manifests.
     Raises BadInput, CommandFailed."""
-
     names = _names(question, CLAIM, namespace)
     if not words:
         for kind in (CLAIM, RESOURCE_CLAIM, TEMPLATE):
@@ -522,7 +515,6 @@ def _machine_of_set(place: StoreTarget, words: tuple[str, ...], namespace: str) 
 
 def _kind_or_none(word: str) -> str | None:
     """The kind that a word means, if `explain` explains objects of it."""
-
     try:
         kind = kind_of(word).kind
     except BadInput:
@@ -548,7 +540,6 @@ def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
 
 def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[str]) -> str:
     """The message for a claim or machine that does not exist, with suggestions. ``names``: those that exist."""
-
     what = {"VirtualMachine": "machine", TEMPLATE: "template"}.get(key.kind, "claim")
     message = f"there is no {what} {key.namespace}/{key.name}"
     other = CLAIM if what == "machine" else "VirtualMachine"
@@ -567,7 +558,6 @@ def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[st
 def _explain_unplaced(machine: dict[str, Any], namespace: str, name: str, output: str) -> int:
     """Print what became of a machine that devalloc places nowhere now: it is not to run, has ended, or its spec names
     its node; the exit code."""
-
     (code, message), phase, node = machine_reason(machine), machine_phase(machine), machine_node(machine)
     words, where = ": ".join(filter(None, (code, message))), "" if namespace == "default" else f" -n {namespace}"
     state = f"It is {phase}{'; ' + words if words else ''}."

@@ -118,7 +118,6 @@ def get(
     devalloc get dclaim/train -o yaml
     devalloc get pools -o jsonpath='{.items[*].metadata.name}'
     """
-
     all_namespaces = all_namespaces or everything
     if is_nodes(what):
         if watch or selected or form.show_labels:

@@ -28,7 +28,6 @@ def completion(shell: str) -> int:
     devalloc completion zsh > "${fpath[1]}/_devalloc"
     devalloc completion fish > ~/.config/fish/completions/devalloc.fish
     """
-
     script = get_completion_class(shell)
     assert script is not None
     print_lines(script(cli, {}, "devalloc", "_DEVALLOC_COMPLETE").source())
@@ -39,7 +38,6 @@ def completion(shell: str) -> int:
 @output_option("table", "json", "yaml")
 def version(output: str) -> int:
     """Print the version of the command."""
-
     if output == "table":
         print_line(f"devalloc {VERSION}")
     else:
@@ -81,7 +79,6 @@ def help(ctx: click.Context, words: tuple[str, ...], folder: Path | None) -> int
 
 def _advice(above: click.Context, word: str) -> str:
     """A command of that group with a similar name, or the command that lists all."""
-
     names = above.command.list_commands(above) if isinstance(above.command, click.Group) else []
     near = closest_match(word, names)
     return (

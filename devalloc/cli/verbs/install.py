@@ -82,7 +82,6 @@ def kubeconfig(folder: Path, node_name: str, account_dir: Path) -> int:
     \b
     devalloc kubeconfig /var/lib/devalloc/cluster --node-name node-a
     """
-
     from devalloc.api.fields import is_subdomain_name
     from devalloc_node.kube.credentials import ClusterCredentials
 

@@ -65,7 +65,6 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
     devalloc migrate vm/web
     devalloc migrate vm/web --to node-b --timeout 1h
     """
-
     from devalloc.controller.migrations import begin_migration, new_migration
 
     with open_target(place.within(namespace)) as store:
@@ -101,7 +100,6 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
 def _check_target(store: Store, machine: MachineView, target: str | None) -> None:
     """Raises CommandFailed if the machine is there already, so that the migration would fail; or if no node of that
     name has pools, so that it would wait."""
-
     if target is not None and target == (machine.holder or machine.node) and machine.handed_over_to is None:
         name = "/".join(machine.key)
         if machine.status.get("phase", "Pending") == "Pending":

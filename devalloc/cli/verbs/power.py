@@ -187,7 +187,6 @@ def _machines(store: Store, names: Sequence[str], namespace: str) -> list[Key]:
 
 def fetch_machine(store: Store, key: Key) -> Object:
     """The object. Raises NotFound, also with the way for machines that have no object."""
-
     try:
         return fetch_object(store, key)
     except NotFound as error:
@@ -196,7 +195,6 @@ def fetch_machine(store: Store, key: Key) -> Object:
 
 def change_object(store: Store, key: Key, change: Callable[[Object], Object]) -> Object:
     """Write what ``change`` makes of an object; the object as stored. Raises StoreError."""
-
     while True:
         current = fetch_machine(store, key)
         wanted = change(current)
@@ -225,7 +223,6 @@ def _set_spec(store: Store, key: Key, **fields: bool) -> None:
 def _briefly(store: Store, keys: Sequence[Key], **fields: bool) -> Iterator[None]:
     """Have specs say something while inside, and the opposite afterwards: also if the user gives up, or nothing
     answers, what they asked for must not have become what they wrote in between."""
-
     try:
         for key in keys:
             _set_spec(store, key, **fields)

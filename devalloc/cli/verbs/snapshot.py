@@ -51,7 +51,6 @@ def backup(path: Path, store: Path | None, node_state: Path | None) -> int:
     \b
     devalloc backup /backups/devalloc-monday.db
     """
-
     folder = node_state_folder(node_state, store_path(store))
     with storage.open_embedded_store(store) as objects, show_spinner("copying the store"):
         objects.backup(path)
@@ -86,7 +85,6 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path | Non
     \b
     devalloc restore /backups/devalloc-monday.db
     """
-
     place = store_path(store)
     folder = node_state_folder(node_state, place)
     copy = path.with_name(path.name + JOURNAL_SUFFIX)

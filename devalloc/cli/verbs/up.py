@@ -43,7 +43,6 @@ def up(options: UpOptions) -> int:
 def _given_node_options(env: bool) -> list[str]:
     """Options of the node plugin that were given. ``env``: include those that variables turn on, except limits and
     paths, which other verbs also read."""
-
     context, given = click.get_current_context(), []
     own = {each.parameter for each in (*settings_of(PluginOptions), HOST_CAPACITY)}
     for option in context.command.params:

@@ -78,7 +78,6 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     devalloc wait vm/web
     devalloc wait claim/train --for=delete
     """
-
     from devalloc.cli.waiting import check_can_happen, report_missing, wait_until
 
     with open_target(place.within(namespace)) as objects:

@@ -56,7 +56,6 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
     \b
     devalloc warm list
     """
-
     with connect_warm_pool(socket) as pool:
         status = pool.GetPool(GetPoolRequest(), timeout=timeout)
     if output != "table":
@@ -106,7 +105,6 @@ def take(owner: str, request: str, vcpus: int, one_numa_node: bool, output: str,
     \b
     devalloc warm take web-7 --vcpus 2
     """
-
     take_request = TakeSetupRequest(owner=owner, request=request, vcpus=vcpus, one_numa_node=one_numa_node)
     with connect_warm_pool(socket) as pool:
         reply = pool.TakeSetup(take_request, timeout=timeout)
@@ -145,7 +143,6 @@ def give_back(setup: str, socket: Path, timeout: float) -> int:
     \b
     devalloc warm return warm-4f2b9c3d5e6a7b8c9d0e --timeout 5s
     """
-
     with connect_warm_pool(socket) as pool:
         reply = pool.ReturnSetup(ReturnSetupRequest(id=setup), timeout=timeout)
     return print_result(setup, "returned", reply.result)

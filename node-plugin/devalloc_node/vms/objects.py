@@ -174,7 +174,6 @@ def write_status(
     ``uses``: what it has, if no agent scales it that would give back the rest of its permit: that is done then.
     ``ready``, ``movable``: as ``readiness`` and ``migratability`` say. ``refused``: as of ``Outcome``.
     """
-
     generation = obj["metadata"].get("generation")
 
     def updated(now: Object) -> Object | None:

@@ -519,7 +519,6 @@ def test_words_of_an_admin_that_make_no_sense(wrong: dict[str, object]) -> None:
 
 def kill(pool: Pool) -> None:
     """What becomes of its lock when its process is killed."""
-
     assert pool._lock is not None
     pool._lock.close()
 
