@@ -85,6 +85,8 @@ taint ``OUT_OF_SERVICE`` states it instead."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Key of the taint with which an admin of a Kubernetes cluster states that a node is powered off. It has an effect here
 while the Node is not Ready."""
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
+"""Annotation of a ResourceClaim that Kubernetes made from a template: what its pod calls it."""
 LEADER = "devalloc.io/leader"
 """On a claim without devices and on a machine: the last controller that became leader meanwhile. Late writes of earlier
 leaders are based on a state without it, so they fail (``devalloc.store.fencing``)."""

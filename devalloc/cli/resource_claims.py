@@ -14,7 +14,7 @@ from devalloc.api.adopted_pools import adoption_rules, pools_of_rules
 from devalloc.api.cordon import is_node
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_for_devalloc, namespaces_for_devalloc, with_namespace_default
 from devalloc.api.findings import Finding
-from devalloc.api.meta import GROUP
+from devalloc.api.meta import GROUP, POD_CLAIM_NAME
 from devalloc.cli import target
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.target import StoreTarget
@@ -75,10 +75,6 @@ def with_claim_of(template: Object, objects: Iterable[Any]) -> list[Any]:
     """The objects without templates, and with a claim that is made of one; see ``_without_claim``."""
     others = (one for one in objects if not any(of_kind([one], TEMPLATE)))
     return [*_without_claim(as_claim(template), others), as_claim(template)]
-
-
-_POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
-"""The annotation by which Kubernetes says which of a pod's claims one is."""
 
 
 def with_claims_of_pods(objects: Sequence[Any]) -> list[Any]:
@@ -168,7 +164,7 @@ def _claim_of_pod(pod: Object, entry: Object, template: Object) -> Object:
     claim, (namespace, name) = as_claim(template), _key(pod)
     annotations = claim["metadata"].get("annotations") or {}
     if isinstance(annotations, dict):
-        annotations = {**annotations, _POD_CLAIM_NAME: entry["name"]}
+        annotations = {**annotations, POD_CLAIM_NAME: entry["name"]}
     own = {"name": f"{name}-{entry['name']}", "namespace": namespace, "annotations": annotations}
     return {**claim, "metadata": {**claim["metadata"], **own}}
 

@@ -8,6 +8,7 @@ from typing import Any
 from devalloc.api.decode import decode
 from devalloc.api.device_class import VfConfig, VfioConfig, VgpuConfig
 from devalloc.api.fields import is_subdomain_name
+from devalloc.api.meta import POD_CLAIM_NAME
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
 from devalloc_node.deadline import Deadline
@@ -15,7 +16,6 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.model.grant import ClaimRef, Configs, Grant, GrantedDevice, shown
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
-POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 READ_SECONDS = 15.0
 """How long looking up a claim may take, tries included: the kubelet waits 45 s for all of prepare."""
 MAX_DEVICES = 32
