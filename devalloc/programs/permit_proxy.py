@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.program import Program, ProgramFailed, ProgressDisplay
+from devalloc.programs.scaling_options import parse_networks
 from devalloc.programs.settings import IN_CLUSTER, KUBECONFIG, host_and_port
 from devalloc.settings import BadSetting, declared, setting
 from devalloc.worker import when_set
@@ -53,7 +54,6 @@ def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], dis
     from devalloc.controller.permits.proxy import PermitProxy
     from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
     from devalloc.programs.permit_endpoint import published_endpoint
-    from devalloc.programs.scaling_options import parse_networks
 
     if not options.agents:
         raise BadSetting("--agents", "must name the networks of the agents: anyone who can connect gets permits")
