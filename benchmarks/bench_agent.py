@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from benchmarks.harness import Row, benchmark
 from devalloc.scaling.metrics import SystemMetrics, read_system_metrics
 from devalloc.scaling.state import ScalingRules
-from devalloc_node.agent.agent import Agent, ScalingTarget
+from devalloc_machines.agent.agent import Agent, ScalingTarget
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run

@@ -11,10 +11,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks.harness import Row, benchmark
-from devalloc_node.machine import migration
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.migration import Progress
-from devalloc_node.machine.spec import machine_id
+from devalloc_machines.qemu import migration
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.migration import Progress
+from devalloc_machines.qemu.spec import machine_id
 from tests.support import micro_image
 from tests.support.guest import Guest
 from tests.support.images import Image

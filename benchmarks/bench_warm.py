@@ -14,14 +14,14 @@ from typing import Any
 import grpc
 
 from benchmarks.harness import Row, benchmark
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.service import WarmService
+from devalloc_machines.warm.setup import WarmConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb.warm_pb2 import ReturnSetupRequest, TakeSetupRequest
 from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 from devalloc_node.service.peer_credentials import open_proxy
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.service import WarmService
-from devalloc_node.warm.setup import WarmConfig
 
 SETUPS = 100
 _NEW_MOUNTS, _NEW_NETWORK, _PRIVATE, _RECURSIVE = 0x20000, 0x40000000, 1 << 18, 1 << 14

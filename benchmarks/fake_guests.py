@@ -18,7 +18,7 @@ import time
 from devalloc.scaling import metrics
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.resources import Resources
-from devalloc_node.guest.sessions import AgentSessions
+from devalloc_machines.guest.sessions import AgentSessions
 from devalloc_node.net.http import HttpLimits, HttpRequest, HttpResponse, HttpServer
 from tests.support.scaling_world import UNIT
 

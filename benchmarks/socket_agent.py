@@ -24,16 +24,16 @@ from typing import cast
 from prometheus_client import CollectorRegistry
 
 from benchmarks.fake_guests import METRICS, MONITOR, address, many_files
-from devalloc_node.agent.agent_thread import AgentThread
-from devalloc_node.agent.channels import ScaledMachine
-from devalloc_node.agent.http_client import HttpMetrics, new_session
-from devalloc_node.agent.metrics import REQUESTS
-from devalloc_node.agent.settings import ScalingSettings
+from devalloc_machines.agent.agent_thread import AgentThread
+from devalloc_machines.agent.channels import ScaledMachine
+from devalloc_machines.agent.http_client import HttpMetrics, new_session
+from devalloc_machines.agent.metrics import REQUESTS
+from devalloc_machines.agent.settings import ScalingSettings
+from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
+from devalloc_machines.qemu.spec import whole_cpus
+from devalloc_machines.service.operations import MachineOperations
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.machine.records import MachineAmounts, MachineView, State
-from devalloc_node.machine.spec import whole_cpus
-from devalloc_node.machine_service.operations import MachineOperations
 from tests.support.scaler_fakes import BOUNDS
 from tests.support.scaling_world import CONFIG, UNIT
 

@@ -20,7 +20,7 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from devalloc.store.sqlite import SQLiteStore
-    from devalloc_node.machine.qmp import QmpMonitor
+    from devalloc_machines.qemu.qmp import QmpMonitor
     from tests.support.fake_qmp import FakeQemu
 
 pytest.register_assert_rewrite("tests.support.store_contract", "tests.support.cluster_contract")
@@ -75,7 +75,7 @@ def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
 @pytest.fixture
 def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
     """What the plugin has open to it, as that of machine ``default/m``."""
-    from devalloc_node.machine.qmp import QmpMonitor
+    from devalloc_machines.qemu.qmp import QmpMonitor
 
     monitor = QmpMonitor("default/m", str(qemu.path))
     yield monitor

@@ -38,7 +38,12 @@ from typing import Any
 
 from tools.coverage_map import CoverageMap, record, tiers
 
-ROOTS = {"devalloc": "devalloc", "solver/devalloc_solver": "solver", "node-plugin/devalloc_node": "node"}
+ROOTS = {
+    "devalloc": "devalloc",
+    "solver/devalloc_solver": "solver",
+    "node-plugin/devalloc_node": "node",
+    "node-plugin/devalloc_machines": "node",
+}
 """Where a package is, and the folder of its tests in tests/unit; of ``devalloc`` the next folder names it."""
 PATHS = (".", "solver", "node-plugin")
 LIBRARIES = (

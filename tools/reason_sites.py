@@ -17,7 +17,7 @@ from devalloc.api.reasons import Reason
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "development" / "reason-sites.md"
-_PRODUCT = ("devalloc", "solver/devalloc_solver", "node-plugin/devalloc_node")
+_PRODUCT = ("devalloc", "solver/devalloc_solver", "node-plugin/devalloc_node", "node-plugin/devalloc_machines")
 _TABLE = "devalloc/api/reasons.py"
 
 _CLAIMS, _RESOURCES, _MACHINES, _OTHERS = (
@@ -40,7 +40,7 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"{_RECONCILE}/searches.py", (_CLAIMS, _RESOURCES)),
     (f"{_RECONCILE}/vm_scheduling/", (_MACHINES,)),
     (f"{_RECONCILE}/fenced.py", (_MACHINES,)),
-    ("node-plugin/devalloc_node/vms/", (_MACHINES,)),
+    ("node-plugin/devalloc_machines/vms/", (_MACHINES,)),
     ("", (_OTHERS,)),
 )
 """Of which objects a module decides: the first row with the beginning of its path counts."""

@@ -13,7 +13,7 @@ from devalloc.programs.node import NodeOptions
 from devalloc.programs.permit_proxy import PermitProxyOptions
 from devalloc.programs.up import UpOptions
 from devalloc.settings import OneOf, Setting, Whole, declarations, summary_of, title_of
-from devalloc_node.guest.settings import MonitorSettings
+from devalloc_machines.guest.settings import MonitorSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 PROCESSES: dict[str, type[Any]] = {

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from devalloc_node.machine.firmware import described_firmware
-from devalloc_node.machine.preflight import why_no_boot
+from devalloc_machines.qemu.firmware import described_firmware
+from devalloc_machines.qemu.preflight import why_no_boot
 
 CheckState = Literal["ok", "missing", "limited"]
 """``limited``: it is there, and not of full use."""

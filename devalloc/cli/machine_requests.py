@@ -13,7 +13,7 @@ from devalloc.api.fields import is_label, quote_value
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import BadInput
 from devalloc.cli.terminal import print_note
-from devalloc_node.machine_service.spec_messages import fill
+from devalloc_machines.service.spec_messages import fill
 from devalloc_node.pb import node_pb2 as pb
 
 _READ = ("service", "image", "labels", "envVars")
@@ -38,7 +38,7 @@ class OpenFaasFunction:
 def read_function(file: str) -> OpenFaasFunction:
     """Read one from a file or ``-``. Raises BadInput if it contains none."""
     from devalloc.api.manifests import load
-    from devalloc_node.warm.function_replicas import image_problem
+    from devalloc_machines.warm.function_replicas import image_problem
 
     if Path(file).is_dir():
         raise BadInput(f"{file} is a folder; name the file of one deployment")

@@ -26,7 +26,7 @@ from devalloc.inventory.capacity.stored import stored_of_machine, stores_of
 from devalloc.inventory.config import DeviceRecords, InventoryConfig
 from devalloc.inventory.discover import discover
 from devalloc.store import StoreError
-from devalloc_node.machine.process import usage
+from devalloc_machines.qemu.process import usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

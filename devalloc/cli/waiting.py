@@ -244,7 +244,7 @@ class _Notes:
         return self._silence
 
     def _is_hopeless(self, key: Key) -> bool:
-        from devalloc_node.vms.start_refusals import lasts
+        from devalloc_machines.vms.start_refusals import lasts
 
         obj = find_object(self._store, key)
         if obj is None or key.kind != "VirtualMachine":
@@ -322,7 +322,7 @@ _PERMANENT = ("MachineInvalid", "NodesTooSmall", "NodeNotFound")
 
 def _is_refused_for_good(machine: dict[str, Any]) -> bool:
     """Whether the controller or its node refuses the machine by its present spec, and waiting does not help."""
-    from devalloc_node.vms.start_refusals import lasts
+    from devalloc_machines.vms.start_refusals import lasts
 
     view = MachineView(machine)
     if refusal := start_refusal(machine):

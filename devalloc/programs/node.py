@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from devalloc.controller.host_inventory import DiscoverFunction
     from devalloc.store import Store
     from devalloc.store.kubernetes import Client
+    from devalloc_machines.part import MachineSettings
     from devalloc_node.daemon import Publisher
     from devalloc_node.host.boundary import Host
     from devalloc_node.host.lock_folder import PublishMode
-    from devalloc_node.machines import MachineSettings
     from devalloc_node.node import Node
     from devalloc_node.settings import KubeletSettings
 

@@ -24,12 +24,12 @@ from devalloc_node.errors import Denied
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
-    from devalloc_node.machine.machine_files import AllowedFolder, FirmwareFiles, FolderSharing, MachineConfig
-    from devalloc_node.machines import MachineSettings
+    from devalloc_machines.part import MachineSettings
+    from devalloc_machines.qemu.machine_files import AllowedFolder, FirmwareFiles, FolderSharing, MachineConfig
+    from devalloc_machines.vms.migrations import MigrationSettings
+    from devalloc_machines.warm.addresses import BridgeNetwork, CniNetwork
+    from devalloc_machines.warm.setup import WarmConfig
     from devalloc_node.settings import KubeletSettings
-    from devalloc_node.vms.migrations import MigrationSettings
-    from devalloc_node.warm.addresses import BridgeNetwork, CniNetwork
-    from devalloc_node.warm.setup import WarmConfig
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class WarmOptions:
 
 def _warm_network(options: WarmOptions) -> BridgeNetwork | CniNetwork | None:
     """Raises BadSetting."""
-    from devalloc_node.warm.addresses import BridgeNetwork
+    from devalloc_machines.warm.addresses import BridgeNetwork
 
     for network, flags in (("bridge", _bridge_flags(options)), ("cni", {"--cni-network": bool(options.cni_network)})):
         if options.warm_network != network and (used := [flag for flag, is_used in flags.items() if is_used]):
@@ -143,8 +143,8 @@ def _warm_network(options: WarmOptions) -> BridgeNetwork | CniNetwork | None:
 
 def _cni_network(options: WarmOptions) -> CniNetwork:
     """Raises BadSetting."""
-    from devalloc_node.warm.addresses import CniNetwork
-    from devalloc_node.warm.cni import load_list
+    from devalloc_machines.warm.addresses import CniNetwork
+    from devalloc_machines.warm.cni import load_list
 
     network = CniNetwork(options.cni_network, options.cni_conf_dir, options.cni_bin_dir)
     try:
@@ -171,8 +171,8 @@ def warm_settings(
 
     ``run``: the folder of setups. ``users``: of paused machines, if the plugin is root. Raises BadSetting.
     """
-    from devalloc_node.machine.machine_files import AllowedFolder
-    from devalloc_node.warm.setup import WarmConfig
+    from devalloc_machines.qemu.machine_files import AllowedFolder
+    from devalloc_machines.warm.setup import WarmConfig
 
     file, most = options.warm_machine, options.warm_most
     network = _warm_network(options)
@@ -210,7 +210,7 @@ def _waiting_machine(file: Path, node: str, note: Note) -> VirtualMachine:
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
     from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc_node.warm.paused_machine import check_template
+    from devalloc_machines.warm.paused_machine import check_template
 
     manifests = load([str(file)])
     decoded = [decode(each.content) for each in manifests.documents]
@@ -478,11 +478,11 @@ def node_settings(
 ) -> MachineSettings:
     """Return the node plugin's settings. ``resync``: seconds between looks. ``migrations``: those of the controller.
     ``note``: gets warnings. Raises BadSetting, CapacityError."""
+    from devalloc_machines.part import MachineSettings, machines_part
+    from devalloc_machines.qemu.machine_files import MachineConfig
+    from devalloc_machines.warm.part import warm_part
     from devalloc_node.binding.binding import BindingConfig
-    from devalloc_node.machine.machine_files import MachineConfig
-    from devalloc_node.machines import MachineSettings, machines_part
     from devalloc_node.parts import installed_parts
-    from devalloc_node.warm.part import warm_part
 
     if options.metrics is not None:
         from devalloc_node.metrics.registry import check_address
@@ -553,7 +553,7 @@ def _capacity(options: PluginOptions, root: Path, config: CapacityConfig) -> Hos
 
 def _migrations(options: MachineOptions) -> MigrationSettings:
     """Raises BadSetting."""
-    from devalloc_node.vms.migrations import MigrationSettings
+    from devalloc_machines.vms.migrations import MigrationSettings
 
     address = options.migration_address
     if address is not None:
@@ -571,7 +571,7 @@ def _migrations(options: MachineOptions) -> MigrationSettings:
 
 def _firmware(option: str, text: str | None) -> FirmwareFiles | None:
     """``CODE:VARS``. Raises BadSetting."""
-    from devalloc_node.machine.machine_files import FirmwareFiles
+    from devalloc_machines.qemu.machine_files import FirmwareFiles
 
     if text is None:
         return None
@@ -583,7 +583,7 @@ def _firmware(option: str, text: str | None) -> FirmwareFiles | None:
 
 def _folder(option: str, text: str) -> AllowedFolder:
     """``DIR``, ``DIR:shared`` or ``DIR:any``. Raises BadSetting."""
-    from devalloc_node.machine.machine_files import AllowedFolder
+    from devalloc_machines.qemu.machine_files import AllowedFolder
 
     path, sharing = text, "own"
     if text.endswith((":shared", ":any")):
@@ -601,8 +601,8 @@ def _folder(option: str, text: str) -> AllowedFolder:
 
 def _users(text: str | None) -> tuple[range, range]:
     """User ids of machines, and of paused ones. Raises BadSetting if the host already uses some of them."""
-    from devalloc_node.machine.machine_files import USERS
-    from devalloc_node.machine.user_ids import owners_among
+    from devalloc_machines.qemu.machine_files import USERS
+    from devalloc_machines.qemu.user_ids import owners_among
 
     both = range(USERS.start, USERS.stop + len(USERS))
     if text is not None:

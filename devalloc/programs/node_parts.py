@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from devalloc.scaling.permits.endpoint import PublishedEndpoint
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
-    from devalloc_node.agent.permit_client import PermitEndpoint
+    from devalloc_machines.agent.permit_client import PermitEndpoint
+    from devalloc_machines.part import MachineSettings
     from devalloc_node.daemon import Publisher
     from devalloc_node.host.boundary import Host
-    from devalloc_node.machines import MachineSettings
     from devalloc_node.node import ClaimSource, Node
 
 Say = Callable[[str], None]
@@ -44,10 +44,10 @@ _DELETE_ADVICE = f"{_REJOIN_ADVICE}delete these claims and their pods"
 def make_host(settings: MachineSettings, *, dry_run: bool, say: Say) -> Host:
     """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
     from devalloc.inventory.device_users import visibility_problem
+    from devalloc_machines.qemu.machine_files import MachineConfig
     from devalloc_node.host.boundary import DryRun
     from devalloc_node.host.files import Files
     from devalloc_node.host.linux import LinuxHost
-    from devalloc_node.machine.machine_files import MachineConfig
 
     host = LinuxHost(Files(settings.written), settings.root, settings.bindings.device_kinds)
     if os.geteuid() != 0:
@@ -90,12 +90,12 @@ def store_source(store: Store, node_name: str) -> ClaimSource:
     """The DeviceClaims of a store, for the plugin."""
     from devalloc.store import NotFound, StoreError
     from devalloc.store.nodes import fence_statement, has_nodes
+    from devalloc_machines.part import MachineSource
+    from devalloc_machines.vms.fencing import has_machine, settle, settle_previous_name
+    from devalloc_machines.vms.objects import permitted_on
     from devalloc_node.claims.store_grants import KIND, StoreGrants
     from devalloc_node.health.conditions import ClaimConditions
-    from devalloc_node.machines import MachineSource
     from devalloc_node.node import RENAME_ADVICE
-    from devalloc_node.vms.fencing import has_machine, settle, settle_previous_name
-    from devalloc_node.vms.objects import permitted_on
 
     def uid_of(namespace: str, name: str) -> str | None:
         try:
@@ -208,7 +208,7 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
     """The permit server of a cluster's controller: a ConfigMap of its namespace has the address; requests carry this
     node's token for the API server."""
     from devalloc.programs.permit_endpoint import published_endpoint
-    from devalloc_node.agent.permit_client import ClusterEndpoint
+    from devalloc_machines.agent.permit_client import ClusterEndpoint
 
     published = published_endpoint(client, namespace)
 
@@ -229,16 +229,16 @@ def store_machines(
     ``not_ours``: set while another process listens on the port of our own permit server. It may have other accounts,
     so the agent does not ask it.
     """
-    from devalloc_node.machines import machines_of
+    from devalloc_machines.part import machines_of
+    from devalloc_machines.vms import LoopSettings, MachineControls, MigrationLoop, ServiceMachines, VirtualMachineLoop
     from devalloc_node.operations.change_feed import machine_change
-    from devalloc_node.vms import LoopSettings, MachineControls, MigrationLoop, ServiceMachines, VirtualMachineLoop
 
     part = machines_of(node)
     operations, scaling, runner_networks = part.operations, part.settings.scaling, part.settings.runners
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
     scalers = None
     if scaling is not None:
-        from devalloc_node.agent.agent_thread import AgentThread
+        from devalloc_machines.agent.agent_thread import AgentThread
 
         scalers = AgentThread(
             operations,
@@ -251,7 +251,7 @@ def store_machines(
         operations.report = scalers.report
     runners = None
     if runner_networks:
-        from devalloc_node.agent.cpu_time_server import RunnerServers
+        from devalloc_machines.agent.cpu_time_server import RunnerServers
 
         runners = RunnerServers(
             operations, runner_networks, changed=lambda key: node.notifier.beat(machine_change(key))
@@ -353,7 +353,7 @@ def store_loops(
     """All loops of the plugin for the VirtualMachines of a store. ``alone``: no other process runs such loops on the
     store; ``endpoint``: the permit server that replaces the one of the settings."""
     from devalloc.programs.node_permits import store_permits
-    from devalloc_node.machines import machines_of
+    from devalloc_machines.part import machines_of
 
     not_ours = threading.Event()
     loops = store_machines(store, node, not_ours, endpoint)

@@ -38,7 +38,7 @@ def frozen_hosts(node: Node) -> FrozenHosts:
     from devalloc.inventory.capacity import discover_capacity
     from devalloc.scaling.resources import Resources
     from devalloc.store import Unavailable
-    from devalloc_node.machines import machines_of
+    from devalloc_machines.part import machines_of
 
     part = machines_of(node)
     limit, looked = Resources(0, 0), -CAPACITY_CACHE_SECONDS
@@ -71,7 +71,7 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
     from devalloc.controller.permits.leadership import new_holder, permits_lease
     from devalloc.controller.permits.server import ServerAddresses
     from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
-    from devalloc_node.machines import machines_of
+    from devalloc_machines.part import machines_of
 
     still = frozen_hosts(node)
 
@@ -136,7 +136,7 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
 def _serve_ledgers(server: PermitServer, at: Path | None, stop: threading.Event) -> Iterator[None]:
     """While inside, until ``stop`` is set, serve state and metrics at a unix socket that only this user can open."""
     from devalloc.controller.permits.metrics import TYPE
-    from devalloc_node.agent.agent import page_served
+    from devalloc_machines.agent.agent import page_served
     from devalloc_node.net.http import JSON, HttpRequest, HttpResponse
 
     async def respond(request: HttpRequest) -> HttpResponse:

@@ -17,7 +17,7 @@ from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
     from devalloc.inventory.config import DeviceRecords
-    from devalloc_node.machines import MachineSettings
+    from devalloc_machines.part import MachineSettings
     from devalloc_node.node import Node
 
 log = logging.getLogger(__name__)

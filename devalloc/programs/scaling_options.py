@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from devalloc.scaling.agent_config import AgentConfig
     from devalloc.scaling.resources import Resources
     from devalloc.scaling.versions import ProtocolEra
-    from devalloc_node.agent.settings import Network, ScalingSettings, ServerPorts
+    from devalloc_machines.agent.settings import Network, ScalingSettings, ServerPorts
 
 _NOT_OF_AGENTS = {
     "scheduler_name": "machines have no scheduler name",
@@ -143,7 +143,7 @@ def scaling_settings(
     agent's state are; ``note``: gets warnings; ``migrations``: those of the controller. Raises BadSetting.
     """
     from devalloc.scaling.versions import ProtocolEra
-    from devalloc_node.agent.settings import ScalingSettings
+    from devalloc_machines.agent.settings import ScalingSettings
 
     if not options.enabled:
         given = [name for name in reversed(given_options(options)) if name not in _NOT_OF_THE_AGENT]
@@ -186,7 +186,7 @@ def _server_ports(options: ScalingOptions, door: Path, migration_seconds: float)
     """The local permit server; None if another one is used."""
     if options.permits is None:
         from devalloc.controller.permits.settings import PORT as DEFAULT_PORT
-        from devalloc_node.agent.settings import ServerPorts
+        from devalloc_machines.agent.settings import ServerPorts
 
         if options.permits_without_token and options.permits_token_file is not None:
             raise BadSetting("--permits-without-token", "and --permits-token-file exclude each other")

@@ -104,7 +104,7 @@ def members(key: str, images: dict[str, BuiltImage]) -> dict[str, tarfile.TarInf
 
 SITE = "usr/local/lib/python3.11/dist-packages"
 NOT_IN = {
-    "controller": ["grpc", "pyroute2", "pyudev", "qemu", "devalloc_node"],
+    "controller": ["grpc", "pyroute2", "pyudev", "qemu", "devalloc_machines", "devalloc_node"],
     "node": ["ortools", "numpy", "pandas", "cel_expr_python", "re2"],
 }
 

@@ -22,9 +22,9 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.serving import lease_name
 from devalloc.cli.main import run
-from devalloc_node.machine.confinement import OURS
-from devalloc_node.machine.process import process
-from devalloc_node.machine.spec import machine_id
+from devalloc_machines.qemu.confinement import OURS
+from devalloc_machines.qemu.process import process
+from devalloc_machines.qemu.spec import machine_id
 from tests.support import kube_build, kube_rights, micro_image, neon_installation, pci_cards, tiny_guest
 from tests.support.controller_processes import DEVMGMT, Process
 from tests.support.fake_guest_tree import GuestTree

@@ -18,8 +18,8 @@ from devalloc.programs.node_parts import cluster_permits
 from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.resources import Resources
 from devalloc.store.kubernetes import Client, KubernetesStore
-from devalloc_node.agent.http_client import new_session
-from devalloc_node.agent.permit_client import HttpPermits
+from devalloc_machines.agent.http_client import new_session
+from devalloc_machines.agent.permit_client import HttpPermits
 from devalloc_node.errors import Denied
 from tests.support import kube_rights
 from tests.support.controller_processes import NAMESPACE

@@ -33,12 +33,12 @@ from devalloc.store import Change
 from devalloc.store.errors import Forbidden, Key, StoreError
 from devalloc.store.kubernetes import NAMESPACE, Client, KubernetesStore, transaction
 from devalloc.store.kubernetes.node_leases import NodeLeases
+from devalloc_machines.vms import objects
+from devalloc_machines.vms.situation import take_object
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Failed
 from devalloc_node.kube.node_lease import NodeLease
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.vms import objects
-from devalloc_node.vms.situation import take_object
 from tests.support import kube_build, kube_crds, kube_rights
 from tests.support.claim_judge import why_not
 from tests.support.controller_processes import Process

@@ -11,11 +11,11 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.part import machines_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.health.conditions import ClaimConditions, with_machine_addresses
 from devalloc_node.health.watch import HealthSnapshot
-from devalloc_node.machines import machines_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, Prepared, PreparedDevice, Step
 from tests.conformance.test_node_and_kubelet import GPU, VF, Bed

@@ -17,10 +17,10 @@ from devalloc.controller.drain import Fate, drained_machines, evict
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Conflict, Object
 from devalloc.store.kubernetes import object_writer
+from devalloc_machines.service.operations import MachineOperations
+from devalloc_machines.vms import LoopExecution, LoopSettings, VirtualMachineLoop
 from devalloc_node.claims.store_grants import StoreGrants
-from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.vms import LoopExecution, LoopSettings, VirtualMachineLoop
 from devalloc_solver import solve_manifests, testing
 from tests.support.dying_stores import STORES, ClusterStores, EmbeddedStores, Killed
 from tests.support.examples import IS_FUZZ

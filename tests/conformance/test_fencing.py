@@ -22,9 +22,9 @@ from devalloc.store import Forbidden, Invalid, Object, StoreError, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from devalloc.store.nodes import fence_statement
+from devalloc_machines.vms import fencing, objects
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.errors import Failed, NodeError
-from devalloc_node.vms import fencing, objects
 from devalloc_solver import solve_manifests, testing
 from tests.conformance.test_eviction import (
     STORES,

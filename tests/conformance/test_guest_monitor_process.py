@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from devalloc.scaling.resources import Resources
-from devalloc_node.guest.memory import read_memory
-from devalloc_node.guest.system import GuestSystem
+from devalloc_machines.guest.memory import read_memory
+from devalloc_machines.guest.system import GuestSystem
 from tests.support.guest_monitor_peers import connected, watched
 
 REPO = Path(__file__).resolve().parents[2]
 PATHS = {"PYTHONPATH": ":".join(str(REPO / part) for part in ("", "solver", "node-plugin")), "PATH": "/usr/bin:/bin"}
 HERE = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--cpus", "leave", "--memory", "leave"]
-WAYS = {"by itself": ["-m", "devalloc_node.guest"], "as a verb": ["-m", "devalloc.cli", "guest-monitor"]}
+WAYS = {"by itself": ["-m", "devalloc_machines.guest"], "as a verb": ["-m", "devalloc.cli", "guest-monitor"]}
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def test_it_serves_an_agent_and_gauges_and_ends_with_a_signal(way: str) -> None:
 
 def test_it_imports_little() -> None:
     program = (
-        "import sys, json, devalloc_node.guest.main\n"
+        "import sys, json, devalloc_machines.guest.main\n"
         "ours = [name for name in sys.modules if name.startswith('devalloc')]\n"
         "heavy = {'click', 'grpc', 'pydantic', 'yaml', 'rich', 'sqlite3', 'prometheus_client', 'numpy'}\n"
         "print(json.dumps([sorted(ours), sorted(heavy & set(sys.modules))]))"
@@ -72,13 +72,13 @@ def test_it_imports_little() -> None:
     done = subprocess.run([sys.executable, "-c", program], env=PATHS, capture_output=True, text=True, check=True)
     ours, heavy = json.loads(done.stdout)
     assert heavy == []
-    others = [name for name in ours if not name.startswith("devalloc_node.guest")]
+    others = [name for name in ours if not name.startswith("devalloc_machines.guest")]
     assert others == [
         "devalloc", "devalloc.net", "devalloc.net.rate", "devalloc.printable", "devalloc.scaling",
         "devalloc.scaling.messages",
         "devalloc.scaling.messages.monitor",
         "devalloc.scaling.metrics", "devalloc.scaling.resources",
-        "devalloc.scaling.versions", "devalloc.settings", "devalloc_node", "devalloc_node.net",
+        "devalloc.scaling.versions", "devalloc.settings", "devalloc_machines", "devalloc_node", "devalloc_node.net",
         "devalloc_node.net.websocket",
     ]  # fmt: skip
 

@@ -29,7 +29,7 @@ BY_HAND = {
     "devalloc/store/kubernetes/reflector.py: Reflector._run": "what watchers watch: the API server's own watches",
     "devalloc/store/kubernetes/store.py: KubernetesStore.watch": "what watchers watch",
     "devalloc/store/sqlite.py: SQLiteStore.watch": "what watchers watch",
-    "node-plugin/devalloc_node/agent/agent.py: WakeableRounds.run": "in an event loop",
+    "node-plugin/devalloc_machines/agent/agent.py: WakeableRounds.run": "in an event loop",
 }
 """Why they are loops of their own."""
 MOST = 13

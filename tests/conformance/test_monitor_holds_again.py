@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_machines.part import MachineSettings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.deadline import Deadline
-from devalloc_node.machines import MachineSettings
 from tests.conformance.test_node_and_kubelet import GPU, GPU_FUNCTIONS, Bed
 from tests.support.fake_tree import memory_folder
 

@@ -18,14 +18,14 @@ from prometheus_client import generate_latest
 
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.inventory.config import DeviceRecords
+from devalloc_machines.part import MachineSettings
+from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.boundary import DryRun
 from devalloc_node.host.files import Files
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machines import MachineSettings
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import ATTACHMENT, Step
 from devalloc_node.net.unix_sockets import has_listener

@@ -20,11 +20,11 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.programs.node_parts import store_publishing, store_source
 from devalloc.programs.plugin_thread import previous_name
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.part import MachineSettings
+from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.errors import Denied
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machines import MachineSettings
 from devalloc_node.node import Node, open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_machines.qemu import hotplug
 from devalloc_node.claims.steps import StepRunner, UndoResult
-from devalloc_node.machine import hotplug
 from tests.support import machine_scenarios
 from tests.support.deadlines import soon
 from tests.support.examples import IS_FUZZ, examples

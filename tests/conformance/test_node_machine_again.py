@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from devalloc_machines.vms.restarts import MachineRestarts
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.vms.restarts import MachineRestarts
 from tests.support.deadlines import soon
 from tests.support.fake_tree import memory_folder
 from tests.support.machine_faults import KEY, MachineFaults, MachinePlugin, MachineScenario, amounts

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from devalloc_node.machine import preflight
+from devalloc_machines.qemu import preflight
 from tests.support.repository import REPO
 from tests.support.waiting import until
 
 PLUGIN = """
 import sys, threading
-from devalloc_node.machine.preflight import why_no_boot
+from devalloc_machines.qemu.preflight import why_no_boot
 threading.Thread(target=why_no_boot, args=(sys.argv[1], "kvm", 3600.0), daemon=True).start()
 sys.stdin.readline()
 """

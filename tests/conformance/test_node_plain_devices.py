@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from devalloc_machines.qemu import emulated_devices, lifecycle, machine_files, spawn
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.qmp import QmpMonitor
+from devalloc_machines.qemu.spec import Disk, EmulatedDevice, Nic, own_mac
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import emulated_devices, lifecycle, machine_files, spawn
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.qmp import QmpMonitor
-from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic, own_mac
 from tests.support.deadlines import deadline_after, soon
 from tests.support.examples import IS_FUZZ
 from tests.support.fake_qmp import FakeQemu

@@ -19,10 +19,10 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.programs.node_parts import store_machines, store_publishing, store_source
 from devalloc.store import NotFound
 from devalloc.tracing import start_tracing
+from devalloc_machines.qemu import adoption, process
+from devalloc_machines.qemu.machine_files import AllowedFolder
 from devalloc_node.daemon import run_daemon
 from devalloc_node.errors import Denied
-from devalloc_node.machine import adoption, process
-from devalloc_node.machine.machine_files import AllowedFolder
 from devalloc_node.node import open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub

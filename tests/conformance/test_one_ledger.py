@@ -19,8 +19,8 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.capacity import discover_capacity
 from devalloc.programs.node_permits import frozen_hosts
 from devalloc.store import Conflict, Store
+from devalloc_machines.part import machines_of
 from devalloc_node.deadline import Deadline
-from devalloc_node.machines import machines_of
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.host_pools import host
 from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu

@@ -16,7 +16,7 @@ import pytest
 
 from devalloc.scaling.actions import Actions, PluginRequest, ResourceChange, next_actions
 from devalloc.scaling.state import ScalingState
-from devalloc_node.agent import scaler
+from devalloc_machines.agent import scaler
 from tests.support.examples import examples
 from tests.support.partition_world import EXPECTED, LINKS, PARTIES, Cut, Kill, PartitionOutcome, points, run_course
 

@@ -22,9 +22,9 @@ from devalloc.controller.permits.leadership import new_holder, permits_lease
 from devalloc.programs import node_permits
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.agent.settings import ScalingSettings, ServerPorts
+from devalloc_machines.agent.settings import ScalingSettings, ServerPorts
+from devalloc_machines.part import Machines, MachineSettings
 from devalloc_node.binding.binding import BindingConfig
-from devalloc_node.machines import Machines, MachineSettings
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.ports import free_ports
 from tests.support.waiting import in_threads, until

@@ -20,12 +20,12 @@ from devalloc.controller.reconcile.release import release_claim
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.discover import discover
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.part import MachineSettings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.claims.journal_content import inventory_facts
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.machines import MachineSettings
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared
 from devalloc_node.node import ClaimSource, Node, open_node

@@ -65,7 +65,9 @@ def test_the_package_says_what_it_is(wheel: Path) -> None:
     for field in ("Author", "Keywords", "License-Expression", "Project-URL", "Classifier", "Requires-Python"):
         assert re.search(rf"^{field}: \S", metadata, re.MULTILINE), field
     assert re.findall(r"\]\((?!https?://)[^)]*\)", metadata) == [], "links of a page that is shown elsewhere"
-    assert {f"{package}/py.typed" for package in ("devalloc", "devalloc_solver", "devalloc_node")} <= names
+    assert {
+        f"{package}/py.typed" for package in ("devalloc", "devalloc_solver", "devalloc_node", "devalloc_machines")
+    } <= names
     assert not [name for name in names if name.startswith(("tests/", "tools/", "benchmarks/"))]
 
 

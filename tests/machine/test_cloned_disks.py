@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_machines.qemu.cloned_disks import CLUSTER, empty_overlay
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_node.errors import Denied
-from devalloc_node.machine.cloned_disks import CLUSTER, empty_overlay
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 
-from devalloc_node.machine.process import process
+from devalloc_machines.qemu.process import process
 from tests.support import waiting
 from tests.support.node_fleet import Fleet
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devalloc_node.machine.process import process
+from devalloc_machines.qemu.process import process
 from tests.support import waiting
 from tests.support.node_fleet import Fleet
 

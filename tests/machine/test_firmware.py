@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from devalloc.inventory.pci import BarSizes
+from devalloc_machines.qemu import confinement, firmware, hotplug, spawn
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import confinement, firmware, hotplug, spawn
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image

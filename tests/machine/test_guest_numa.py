@@ -20,11 +20,11 @@ import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.pci import BarSizes
-from devalloc_node.machine import attachment
-from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.firmware import FirmwareFiles
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
+from devalloc_machines.qemu import attachment
+from devalloc_machines.qemu.attachment import AttachmentKind
+from devalloc_machines.qemu.firmware import FirmwareFiles
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_node.model.step import NUMA_NODE, PreparedDevice
 from tests.support import played_nodes
 from tests.support.deadlines import soon

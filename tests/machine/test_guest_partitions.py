@@ -21,7 +21,7 @@ import pytest
 import yaml
 from pyroute2 import IPRoute
 
-from devalloc_node.machine.spec import machine_id
+from devalloc_machines.qemu.spec import machine_id
 from tests.machine.test_guest_scaling import PATIENCE, gauges_are_served, host, machine
 from tests.machine.test_vm_objects import Host
 from tests.support import scaled_guest, tiny_guest

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_node.errors import Denied
-from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.capacity_fakes import host
 from tests.support.deadlines import soon
 from tests.support.images import Image

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_node.errors import Denied
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image

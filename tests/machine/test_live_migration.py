@@ -20,8 +20,8 @@ from devalloc.controller.migrations import begin_migration
 from devalloc.scaling.vm_info import LABEL_MIGRATION
 from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.machine.process import process
-from devalloc_node.machine.spec import machine_id
+from devalloc_machines.qemu.process import process
+from devalloc_machines.qemu.spec import machine_id
 from tests.machine.test_migration import BLOCKS, DIRTIER, WRITER
 from tests.support import waiting
 from tests.support.guest import Guest, moved_guest

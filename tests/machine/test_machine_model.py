@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from devalloc_machines.qemu import confinement
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError, Unknown
-from devalloc_node.machine import confinement
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image

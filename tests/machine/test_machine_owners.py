@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
+from devalloc_machines.qemu import confinement, hotplug, pci, preflight
+from devalloc_machines.qemu.attachment import AttachmentKind
+from devalloc_machines.qemu.confinement import QemuLimits, qemu_limits
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.process import open_nodes, process
+from devalloc_machines.qemu.spec import Disk, EmulatedDevice, Nic, machine_id
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import confinement, hotplug, pci, preflight
-from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.confinement import QemuLimits, qemu_limits
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.process import open_nodes, process
-from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic, machine_id
 from tests.support import exceed_limits, tiny_guest
 from tests.support.cli_shell import Shell
 from tests.support.deadlines import soon

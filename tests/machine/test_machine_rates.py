@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from devalloc.inventory.capacity.machines import bucket_bytes
+from devalloc_machines.qemu.machine_files import AllowedFolder
+from devalloc_machines.qemu.qmp import QmpMonitor
+from devalloc_machines.qemu.rates import GROUP
+from devalloc_machines.qemu.spec import Disk, EmulatedDevice, RateLimits
 from devalloc_node.host import traffic
-from devalloc_node.machine.machine_files import AllowedFolder
-from devalloc_node.machine.qmp import QmpMonitor
-from devalloc_node.machine.rates import GROUP
-from devalloc_node.machine.spec import Disk, EmulatedDevice, RateLimits
 from tests.machine.test_vm_objects import Host, host
 from tests.support import waiting
 from tests.support.deadlines import soon

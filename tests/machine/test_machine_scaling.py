@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_machines.qemu import confinement, hotplug, pci, preflight
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.process import open_nodes
 from devalloc_node.errors import Denied
-from devalloc_node.machine import confinement, hotplug, pci, preflight
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.process import open_nodes
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.deadlines import soon
 from tests.support.guest import Guest

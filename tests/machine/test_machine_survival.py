@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.process import process
+from devalloc_machines.qemu.records import MACHINES
+from devalloc_machines.qemu.spec import EmulatedDevice, Nic
 from devalloc_node.errors import Denied, Unknown
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.process import process
-from devalloc_node.machine.records import MACHINES
-from devalloc_node.machine.spec import EmulatedDevice, Nic
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image

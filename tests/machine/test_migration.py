@@ -20,15 +20,15 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.fenced import held_objects, take_away
 from devalloc.inventory.pci import BarSizes
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu import migration
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.migration_tls import make_identity
+from devalloc_machines.qemu.pci import WindowReserve, list_root_ports
+from devalloc_machines.qemu.process import process
+from devalloc_machines.qemu.spec import EmulatedDevice, Nic, machine_id
+from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import migration
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.migration_tls import make_identity
-from devalloc_node.machine.pci import WindowReserve, list_root_ports
-from devalloc_node.machine.process import process
-from devalloc_node.machine.spec import EmulatedDevice, Nic, machine_id
-from devalloc_node.vms.migrations import MigrationSettings
 from tests.support import tiny_guest
 from tests.support.deadlines import soon
 from tests.support.guest import Guest, moved_guest

@@ -13,13 +13,13 @@ from devalloc.api.fencing import fenced_from
 from devalloc.controller.reconcile.fenced import take_away
 from devalloc.programs.node_parts import store_machines, store_source
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.part import MachineSettings, machines_of
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.vms import MigrationLoop, fencing
+from devalloc_machines.vms.migrations import ALL
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import Failed
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machines import MachineSettings, machines_of
 from devalloc_node.node import open_node
-from devalloc_node.vms import MigrationLoop, fencing
-from devalloc_node.vms.migrations import ALL
 from tests.machine.test_migration import TwoNodes, nodes, qemu, small
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.migration_kills import MovingNode, TwoPlugins

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_machines.qemu import firmware, migration
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
 from devalloc_node.errors import Denied
-from devalloc_node.machine import firmware, migration
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
 from tests.machine.test_firmware import starts_of
 from tests.support.deadlines import soon
 from tests.support.guest import Guest, moved_guest

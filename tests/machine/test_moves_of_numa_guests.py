@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from devalloc.inventory.pci import BarSizes
+from devalloc_machines.qemu import migration
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.pci import list_root_ports
+from devalloc_machines.vms.spec_changes import pending_changes
 from devalloc_node.errors import Denied
-from devalloc_node.machine import migration
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.pci import list_root_ports
-from devalloc_node.vms.spec_changes import pending_changes
 from tests.machine.test_migration import HERE, KEY, TwoNodes, complete, move, nodes, qemu, small
 from tests.support import played_nodes
 from tests.support.deadlines import soon

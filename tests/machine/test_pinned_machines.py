@@ -12,8 +12,8 @@ import pytest
 
 from devalloc.inventory.capacity import NumaNode
 from devalloc.inventory.capacity.cpus import CpuTopology
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_node.errors import Denied
-from devalloc_node.machine.lifecycle import MachineLifecycle
 from tests.support.deadlines import soon
 from tests.support.images import Image
 from tests.support.machines import MICRO_APPEND, config, ended, plugin, short_folder, virtual_machine

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from devalloc_node.machine.spec import machine_id
+from devalloc_machines.qemu.spec import machine_id
 from tests.support.guest import Guest, GuestGone
 from tests.support.node_fleet import Fleet
 from tests.support.qemu import MICRO_APPEND

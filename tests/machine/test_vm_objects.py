@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
-from devalloc_node.machine import seed_disk
-from devalloc_node.machine.process import process
+from devalloc_machines.qemu import seed_disk
+from devalloc_machines.qemu.process import process
 from devalloc_node.net.unix_sockets import has_listener
 from tests.support import tiny_guest, waiting
 from tests.support.debian_programs import fsck_vfat

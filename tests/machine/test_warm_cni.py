@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
+from devalloc_machines.warm import network as namespaces
+from devalloc_machines.warm.addresses import UPLINK, CniNetwork
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.setup import NotEnoughSetups
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.host.network_namespace import has_interface, inside, interface_index
-from devalloc_node.warm import network as namespaces
-from devalloc_node.warm.addresses import UPLINK, CniNetwork
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.setup import NotEnoughSetups
 from tests.machine.test_warm_network import program as program  # a fixture
 from tests.support import warm_bed
 from tests.support.deadlines import soon

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from devalloc_machines.qemu.machine_files import process_of
+from devalloc_machines.qemu.process import process
+from devalloc_machines.qemu.qmp import QmpMonitor
+from devalloc_machines.warm import network
+from devalloc_machines.warm.pool import Pool, PoolBackground
+from devalloc_machines.warm.setup import Setup
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.machine_files import process_of
-from devalloc_node.machine.process import process
-from devalloc_node.machine.qmp import QmpMonitor
-from devalloc_node.warm import network
-from devalloc_node.warm.pool import Pool, PoolBackground
-from devalloc_node.warm.setup import Setup
 from tests.support import warm_bed
 from tests.support.deadlines import soon
 from tests.support.images import Image

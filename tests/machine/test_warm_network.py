@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
+from devalloc_machines.warm import bridge
+from devalloc_machines.warm.addresses import BridgeNetwork
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.setup import NotEnoughSetups, Setup
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.host import traffic
 from devalloc_node.host.network_namespace import has_interface, inside, interface_index
-from devalloc_node.warm import bridge
-from devalloc_node.warm.addresses import BridgeNetwork
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.setup import NotEnoughSetups, Setup
 from tests.support import tap_guest as guests
 from tests.support import warm_bed
 from tests.support.deadlines import soon

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from devalloc_node.machine.spec import machine_id
+from devalloc_machines.qemu.spec import machine_id
 from tests.machine.test_warm_network import program as program  # a fixture
 from tests.machine.test_warm_network import snapshot
 from tests.machine.test_warm_objects import Host, a_host, until

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from devalloc_node.machine.qmp import QmpMonitor
+from devalloc_machines.qemu.qmp import QmpMonitor
 from tests.support import warm_bed
 from tests.support.deadlines import soon
 from tests.support.images import Image

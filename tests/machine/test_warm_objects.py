@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu.process import process
+from devalloc_machines.qemu.qmp import QmpMonitor
+from devalloc_machines.warm import network
 from devalloc_node.errors import NodeError
 from devalloc_node.host import traffic
-from devalloc_node.machine.process import process
-from devalloc_node.machine.qmp import QmpMonitor
-from devalloc_node.warm import network
 from tests.support import tiny_guest, waiting, warm_bed
 from tests.support.images import Image
 from tests.support.repository import REPO

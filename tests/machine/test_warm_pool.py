@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute, netns
 
+from devalloc_machines.qemu.spawn import open_tap
+from devalloc_machines.qemu.spec import AmountBounds, MachineSpec, Nic
+from devalloc_machines.warm import network
+from devalloc_machines.warm.pool import PoolBackground, WarmSandboxes
+from devalloc_machines.warm.setup import Setup, SetupNotTaken
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine.spawn import open_tap
-from devalloc_node.machine.spec import AmountBounds, MachineSpec, Nic
-from devalloc_node.warm import network
-from devalloc_node.warm.pool import PoolBackground, WarmSandboxes
-from devalloc_node.warm.setup import Setup, SetupNotTaken
 from tests.support import warm_bed
 from tests.support.deadlines import soon
 from tests.support.fault_gates import HOWS, KILLS, FaultGate
@@ -196,7 +196,7 @@ def test_a_name_in_use_creates_nothing_and_removes_nothing() -> None:
             (RUN / "setups" / name / "file").touch()
             return name
 
-        from devalloc_node.warm import builder
+        from devalloc_machines.warm import builder
 
         chosen = builder.new_identifier
         for squat in (squat_namespace, squat_folder):

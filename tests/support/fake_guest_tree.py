@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from devalloc_node.guest.system import GuestSystem
+from devalloc_machines.guest.system import GuestSystem
 
 MIB = 2**20
 GIB = 2**30

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from devalloc_node.machine import spawn
+from devalloc_machines.qemu import spawn
 from tests.support.fake_qmp import GREETING, Error, FakeQemu
 from tests.support.object_socket import receive, send
 

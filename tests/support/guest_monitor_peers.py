@@ -14,7 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from devalloc.scaling.resources import ResourceFlags
-from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
+from devalloc_machines.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
 from devalloc_node.net.websocket import loop_ms as now
 
 

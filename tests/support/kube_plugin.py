@@ -25,7 +25,7 @@ from tests.support.fake_host import FakeHost, RemoteHost, serving
 from tests.support.previous import PRESENT, Version
 
 if TYPE_CHECKING:
-    from devalloc_node.machine.pci import PciDevice
+    from devalloc_machines.qemu.pci import PciDevice
     from devalloc_node.model.step import PreparedDevice
 
 DRIVER = "devalloc.io"
@@ -176,7 +176,7 @@ def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str
 def _emulate(root: Path) -> None:
     """Machines get an emulated device for each function, which locks none of their memory; the nodes of VFIO are those
     of the played host."""
-    from devalloc_node.machine import adoption, pci
+    from devalloc_machines.qemu import adoption, pci
 
     stat, passed_through = os.stat, pci.passthrough_device
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devalloc_node.machine import pci
+from devalloc_machines.qemu import pci
 from tests.support.guest import Guest
 
 

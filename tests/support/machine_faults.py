@@ -30,6 +30,16 @@ import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.sysfs import Tree
+from devalloc_machines.qemu import adoption, attachment, confinement, launch, machine_files
+from devalloc_machines.qemu.attachment import AttachmentKind
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.process import open_nodes, process
+from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, QmpRefused, SocketPeer
+from devalloc_machines.qemu.records import MACHINES, PLUGS
+from devalloc_machines.qemu.spec import machine_id
+from devalloc_machines.service import operations as machine_operations
+from devalloc_machines.service.operations import MachineOperations
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
@@ -40,16 +50,6 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import adoption, attachment, confinement, launch, machine_files
-from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.process import open_nodes, process
-from devalloc_node.machine.qmp import Monitor, QmpMonitor, QmpRefused, SocketPeer
-from devalloc_node.machine.records import MACHINES, PLUGS
-from devalloc_node.machine.spec import machine_id
-from devalloc_node.machine_service import operations as machine_operations
-from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.operations.claim_registry import ClaimRegistry
 from tests.support import played_nodes
@@ -77,8 +77,8 @@ OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "files.", "host.own", "journal.put",
 """How calls begin that only machines make."""
 FULL = "max 100000"
 FILE_CALLS = {
-    "devalloc_node.machine.firmware": ("make_store", "tpm_plan", "_remove_folder"),
-    "devalloc_node.machine.cloned_disks": ("_write_file", "_copy", "_finish", "_remove_file", "_remove_folder"),
+    "devalloc_machines.qemu.firmware": ("make_store", "tpm_plan", "_remove_folder"),
+    "devalloc_machines.qemu.cloned_disks": ("_write_file", "_copy", "_finish", "_remove_file", "_remove_folder"),
 }
 """Functions that change files of machines, by module. 0.1.0 has none of these modules."""
 WITH_FILES = [(import_module(name), calls) for name, calls in FILE_CALLS.items() if find_spec(name)]

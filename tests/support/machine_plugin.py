@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
+from devalloc_machines.qemu.records import MachineRecords
 from devalloc_node.deadline import Deadline
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.qmp import Monitor, QmpMonitor, SocketPeer
-from devalloc_node.machine.records import MachineRecords
 from tests.support.machines import plugin
 
 WHERE = sys.argv[3] if len(sys.argv) > 3 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic
+from devalloc_machines.qemu.spec import Disk, EmulatedDevice, Nic
 from devalloc_node.model.grant import GrantedDevice
 from tests.support.deadlines import soon
 from tests.support.fault_scenarios import VF, a2, device, gpu_with_audio, nic, two_cards

@@ -16,12 +16,12 @@ from pyroute2 import IPRoute
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
+from devalloc_machines.qemu import machine_files as machine_config
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.qmp import Connect, QmpMonitor
+from devalloc_machines.qemu.records import MachineRecords, MachineView
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine import machine_files as machine_config
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.qmp import Connect, QmpMonitor
-from devalloc_node.machine.records import MachineRecords, MachineView
 from tests.support.images import Image
 from tests.support.qemu import MICRO_APPEND
 from tests.support.waiting import until

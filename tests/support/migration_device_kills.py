@@ -23,10 +23,10 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.discover import discover
 from devalloc.store import NotFound, Object, StoreError
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu import adoption, attachment
 from devalloc_node.claims import Claims
 from devalloc_node.errors import NodeError
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine import adoption, attachment
 from devalloc_solver import solve_manifests, testing
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, RemoteHost, serving

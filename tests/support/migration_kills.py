@@ -26,27 +26,27 @@ from types import TracebackType
 from typing import IO, Any, Literal, Protocol
 from unittest.mock import patch
 
-import devalloc_node.machines as machines_module
+import devalloc_machines.part as machines_module
 from devalloc.api import meta
 from devalloc.api.views import MachineView, MigrationView
 from devalloc.programs.node_parts import store_source
 from devalloc.store import NotFound, Object, StoreError, Unavailable
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.part import MachineSettings, machines_of
+from devalloc_machines.qemu import machine_files, migration
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.process import kill, wait
+from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
+from devalloc_machines.qemu.records import MACHINES, MachineRecords
+from devalloc_machines.qemu.spec import machine_id
+from devalloc_machines.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop, migration_objects
+from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine import machine_files, migration
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.process import kill, wait
-from devalloc_node.machine.qmp import Monitor, QmpMonitor, SocketPeer
-from devalloc_node.machine.records import MACHINES, MachineRecords
-from devalloc_node.machine.spec import machine_id
-from devalloc_node.machines import MachineSettings, machines_of
 from devalloc_node.node import open_node
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop, migration_objects
-from devalloc_node.vms.migrations import MigrationSettings
 from tests.support import qemu, tiny_guest
 from tests.support.fake_host import FakeHost, LocalHost, RemoteHost
 from tests.support.faulty_proxy import FaultyProxy

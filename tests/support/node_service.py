@@ -12,13 +12,14 @@ import grpc
 
 from devalloc.api.pool import DevicePool
 from devalloc.store import Store
+from devalloc_machines.qemu.attachment import AttachmentKind
+from devalloc_machines.qemu.lifecycle import MachineLifecycle as RealMachines
+from devalloc_machines.service.attached_claims import AttachmentControl
+from devalloc_machines.service.operations import MachineControl, MachineOperations, runs
+from devalloc_machines.service.service import MachineService
+from devalloc_machines.vms import LoopExecution, MachineControls, VirtualMachineLoop
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.claims.steps import planned_steps
-from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.lifecycle import MachineLifecycle as RealMachines
-from devalloc_node.machine_service.attached_claims import AttachmentControl
-from devalloc_node.machine_service.operations import MachineControl, MachineOperations, runs
-from devalloc_node.machine_service.service import MachineService
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.operations.claim_registry import ClaimRegistry
@@ -28,7 +29,6 @@ from devalloc_node.service.calls import ChangeStreams
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import PeerCredentialProxy, open_proxy
 from devalloc_node.service.server import Service
-from devalloc_node.vms import LoopExecution, MachineControls, VirtualMachineLoop
 from tests.support.machines import NoDeviceOwner
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachineAttachment, ToyMachines

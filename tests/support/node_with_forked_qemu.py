@@ -18,12 +18,12 @@ import grpc
 from devalloc.inventory.capacity import CapacityConfig, HostCapacity
 from devalloc.programs.node_parts import store_machines, store_source
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.part import MachineSettings
+from devalloc_machines.qemu import adoption, confinement, launch
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.records import MACHINES
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
-from devalloc_node.machine import adoption, confinement, launch
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.records import MACHINES
-from devalloc_node.machines import MachineSettings
 from devalloc_node.node import Node, open_node
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.support.fake_host import FakeHost, LocalHost

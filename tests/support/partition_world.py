@@ -26,18 +26,18 @@ from devalloc.scaling.messages.permits import PodName, RequestError
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
-from devalloc_node.agent.actuator import MachineActuator, MachineExecutors
-from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorStatus
-from devalloc_node.agent.http_client import HttpMetrics
-from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
-from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.actuator import MachineActuator, MachineExecutors
+from devalloc_machines.agent.channels import Channels
+from devalloc_machines.agent.guest_monitor_client import MonitorConnection, MonitorStatus
+from devalloc_machines.agent.http_client import HttpMetrics
+from devalloc_machines.agent.permit_client import HttpPermits, StaticEndpoint
+from devalloc_machines.agent.scaler import Scaler
+from devalloc_machines.agent.settings import ScalerTimeouts
+from devalloc_machines.guest.monitor import GuestMonitor
+from devalloc_machines.guest.settings import MonitorSettings
+from devalloc_machines.guest.system import GuestSystem
+from devalloc_machines.qemu.records import UNKNOWN_AMOUNTS, MachineAmounts, MachineView, State
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.guest.monitor import GuestMonitor
-from devalloc_node.guest.settings import MonitorSettings
-from devalloc_node.guest.system import GuestSystem
-from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts, MachineView, State
 from tests.support.in_process_permits import InProcessPermits
 from tests.support.machine_model import CPU, MIB, MachineModel
 from tests.support.peer_rules import PeerRules

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineStatus
-from devalloc_node.machine import command_line, preflight
+from devalloc_machines.qemu import command_line, preflight
 
 CPUS = sorted(os.sched_getaffinity(0))
 FIRST, SECOND = CPUS[0], CPUS[-1]

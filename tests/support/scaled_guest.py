@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import websockets
 
 import devalloc
+import devalloc_machines
 import devalloc_node
 from tests.support.python_image import VERSION
 from tests.support.repository import REPO
@@ -22,7 +23,8 @@ LOAD = "usr/lib/load.py"
 ADDRESS = "192.0.2.2"
 _OF_PROJECT = {
     Path(devalloc.__file__).parent: ("*.py", "net/*.py", "scaling/**/*.py", "api/**/*.py"),
-    Path(devalloc_node.__file__).parent: ("*.py", "guest/**/*.py", "net/**/*.py"),
+    Path(devalloc_machines.__file__).parent: ("__init__.py", "guest/**/*.py"),
+    Path(devalloc_node.__file__).parent: ("__init__.py", "net/**/*.py"),
 }
 
 
@@ -54,7 +56,8 @@ def start(allowed: str, *more: str) -> str:
     return (
         f"ip addr add {ADDRESS}/24 dev eth0; ip link set eth0 up; ip link set lo up; "
         f"export PYTHONPATH=/{PACKAGES}; "
-        f"(python3 -m devalloc_node.guest --allow {allowed} {' '.join(more)} >> /tmp/monitor.log 2>&1 < /dev/null &)"
+        f"(python3 -m devalloc_machines.guest --allow {allowed} {' '.join(more)} >> /tmp/monitor.log "
+        "2>&1 < /dev/null &)"
     )
 
 

@@ -9,9 +9,9 @@ from typing import NoReturn
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import GuestReport, LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources, ScalingBounds
-from devalloc_node.agent.channels import ChangeRefused, Channels
-from devalloc_node.agent.guest_monitor_client import MonitorStatus
-from devalloc_node.agent.scaler import Scaler
+from devalloc_machines.agent.channels import ChangeRefused, Channels
+from devalloc_machines.agent.guest_monitor_client import MonitorStatus
+from devalloc_machines.agent.scaler import Scaler
 from tests.support.scaling_world import UNIT
 
 BOUNDS = ScalingBounds(UNIT, UNIT * 6)

@@ -20,10 +20,10 @@ from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
-from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.guest_monitor_client import MonitorStatus
-from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.channels import Channels
+from devalloc_machines.agent.guest_monitor_client import MonitorStatus
+from devalloc_machines.agent.scaler import Scaler
+from devalloc_machines.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Failed, Unknown
 from tests.support.in_process_permits import InProcessPermits
 from tests.support.peer_rules import PeerRules

@@ -43,7 +43,13 @@ APPEND = (
 )
 ONE_GIB_PAGE = "hugepagesz=1G hugepages=1:1"
 """Of the kernel's command line: reserves a page of 1 GiB on node 1, which must have more than 1 GiB."""
-PACKAGES = ("devalloc", "solver/devalloc_solver", "node-plugin/devalloc_node", "tests/machine/inside")
+PACKAGES = (
+    "devalloc",
+    "solver/devalloc_solver",
+    "node-plugin/devalloc_node",
+    "node-plugin/devalloc_machines",
+    "tests/machine/inside",
+)
 REPOSITORY = Path(__file__).parents[2]
 
 

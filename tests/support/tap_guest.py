@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from devalloc_machines.warm.setup import Setup
 from devalloc_node.host.network_namespace import inside
 from devalloc_node.model.network_address import NetworkAddress
-from devalloc_node.warm.setup import Setup
 
 BROADCAST = "ff:ff:ff:ff:ff:ff"
 ARP, IPV4, IPV6, VLAN = 0x0806, 0x0800, 0x86DD, 0x8100

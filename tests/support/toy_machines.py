@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.api.virtual_machine import VirtualMachine, whole_cpus
+from devalloc_machines.qemu.console import FILES, LogName
+from devalloc_machines.qemu.pci import function_id
+from devalloc_machines.qemu.records import PAUSED_ON_REQUEST, MachineAmounts, MachineView, State
+from devalloc_machines.qemu.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.console import FILES, LogName
-from devalloc_node.machine.pci import function_id
-from devalloc_node.machine.records import PAUSED_ON_REQUEST, MachineAmounts, MachineView, State
-from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
 from devalloc_node.model.step import ATTACHMENT, PluggedDevice, Prepared, Step, Value
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devalloc.inventory.capacity.cpus import CpuTopology, NumaNode, parse_cpu_list
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.setup import Setup, WarmConfig
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.setup import Setup, WarmConfig
 from tests.support.deadlines import soon
 
 BOOT = "boot-1"

@@ -321,7 +321,7 @@ def waited(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 def session() -> ClientSession:
-    """As `devalloc_node.agent.http_client.new_session`, but for where its connections lead."""
+    """As `devalloc_machines.agent.http_client.new_session`, but for where its connections lead."""
     return ClientSession(
         connector=_Connector(limit=100),
         cookie_jar=DummyCookieJar(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from devalloc.store.watcher import Listed
-from devalloc_node.vms import VirtualMachineLoop
+from devalloc_machines.vms import VirtualMachineLoop
 
 
 def full_round(loop: VirtualMachineLoop) -> float | None:

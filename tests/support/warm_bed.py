@@ -22,12 +22,12 @@ import pytest
 
 from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.sysfs import Tree
+from devalloc_machines.warm import bridge, builder, cni, cni_part, guest_port, network
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.records import SetupRecords
+from devalloc_machines.warm.setup import WarmConfig
 from devalloc_node.errors import Denied
 from devalloc_node.host import firewall, network_namespace
-from devalloc_node.warm import bridge, builder, cni, cni_part, guest_port, network
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.records import SetupRecords
-from devalloc_node.warm.setup import WarmConfig
 from tests.support.deadlines import soon
 from tests.support.fault_gates import FaultGate
 from tests.support.waiting import until

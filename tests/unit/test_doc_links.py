@@ -34,7 +34,14 @@ ABOUT_CODE = [
     *(REPO / "docs" / name for name in ("library.md", "security.md", "development/solver.md", "development/tested.md")),
     *sorted((REPO / "docs/development/decisions").glob("*.md")),
 ]
-SOURCES = {"devalloc": ".", "devalloc_solver": "solver", "devalloc_node": "node-plugin", "tools": ".", "tests": "."}
+SOURCES = {
+    "devalloc": ".",
+    "devalloc_solver": "solver",
+    "devalloc_node": "node-plugin",
+    "devalloc_machines": "node-plugin",
+    "tools": ".",
+    "tests": ".",
+}
 """The folder in which each of our packages lies."""
 
 _CODE = re.compile(r"^( *)```.*?^\1```|(`+)(?!`).+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from devalloc.cli.command import BadInput, CommandFailed, SettingOption, verb
 from devalloc.cli.terminal import print_note
-from devalloc_node.guest.settings import ABOUT, OPTIONS, settings_from
+from devalloc_machines.guest.settings import ABOUT, OPTIONS, settings_from
 
 
 @verb("guest-monitor", help=ABOUT)
 def guest_monitor(**given: str) -> int:
-    from devalloc_node.guest.monitor import run
+    from devalloc_machines.guest.monitor import run
 
     try:
         run(settings_from(given), print_note)

@@ -77,10 +77,10 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     \b
     devalloc vm power-down --timeout 2m
     """
+    from devalloc_machines.qemu.exits import power_down_all
+    from devalloc_machines.qemu.machine_files import MachineConfig
+    from devalloc_machines.qemu.registry import MachineRegistry
     from devalloc_node.journal import open_journal
-    from devalloc_node.machine.exits import power_down_all
-    from devalloc_node.machine.machine_files import MachineConfig
-    from devalloc_node.machine.registry import MachineRegistry
 
     home, run = state_folders(state, socket, machine_dir)
     if has_listener(socket):

@@ -29,8 +29,8 @@ from devalloc_node.errors import Denied
 from devalloc_node.pb.warm_pb2 import GetPoolRequest, ReturnSetupRequest, TakeSetupRequest
 
 if TYPE_CHECKING:
-    from devalloc_node.machine.spec import CloneMode
-    from devalloc_node.warm.function_replicas import ReplicaRequest
+    from devalloc_machines.qemu.spec import CloneMode
+    from devalloc_machines.warm.function_replicas import ReplicaRequest
 
 MIB = 1 << 20
 MAX_VCPUS = 1 << 16
@@ -200,7 +200,7 @@ def replica(
     devalloc warm replica -f resize.yaml --requests 23 --apply
     devalloc warm replica -f resize.yaml --disk 2Gi | kubectl apply -f -
     """
-    from devalloc_node.warm.function_replicas import OwnDisk, number_of, replica_request, replicas_of
+    from devalloc_machines.warm.function_replicas import OwnDisk, number_of, replica_request, replicas_of
 
     requests, clone = options["requests"], options["clone"]
     if options["replicas"] is not None and requests is not None:
@@ -251,8 +251,8 @@ def replica(
 
 def _disk_bytes(request: ReplicaRequest, clone: CloneMode, disk: str | None) -> int:
     """What the disk of a replica can take: as said, or what its image needs. Raises BadInput, Denied."""
-    from devalloc_node.machine.cloned_disks import most_bytes
-    from devalloc_node.warm.function_replicas import image_disk
+    from devalloc_machines.qemu.cloned_disks import most_bytes
+    from devalloc_machines.warm.function_replicas import image_disk
 
     if request.initrd:
         source_of = click.get_current_context().get_parameter_source

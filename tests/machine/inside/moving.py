@@ -20,18 +20,18 @@ from devalloc.programs.node_parts import store_source
 from devalloc.store import StoreError
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.store.watcher import Listed
+from devalloc_machines.part import MachineSettings, machines_of
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.spec import machine_id
+from devalloc_machines.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop
+from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.spec import machine_id
-from devalloc_node.machines import MachineSettings, machines_of
 from devalloc_node.node import open_node
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop
-from devalloc_node.vms.migrations import MigrationSettings
 
 BASE, IMAGE, KEY = Path("/run/moving"), Path("/run/images/tiny"), "default/m"
 PORT = 0xC000

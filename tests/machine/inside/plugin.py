@@ -26,6 +26,10 @@ from devalloc.api import meta
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.config import DeviceRecords, InventoryConfig
+from devalloc_machines.part import MachineSettings, machines_of
+from devalloc_machines.qemu import confinement, machine_files
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.spec import Disk, machine_id
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.claims.journal_content import prepared_content
 from devalloc_node.deadline import Deadline
@@ -34,10 +38,6 @@ from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import QUARANTINED
-from devalloc_node.machine import confinement, machine_files
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.spec import Disk, machine_id
-from devalloc_node.machines import MachineSettings, machines_of
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.node import ClaimSource, Node
 

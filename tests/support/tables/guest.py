@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.net.rate import SlidingWindowCount
-from devalloc_node.guest import system
+from devalloc_machines.guest import system
 from tests.support.fake_guest_tree import GuestTree
 from tests.support.fake_tree import memory_folder
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, section, verdict

@@ -12,7 +12,7 @@ from devalloc.cli.render.host import _pool_row, attribute_texts
 from devalloc_solver.testing import device, pool
 from tests.support.repository import REPO
 
-PRODUCT = (REPO / "devalloc", REPO / "solver" / "devalloc_solver", REPO / "node-plugin" / "devalloc_node")
+PRODUCT = (REPO / "devalloc", REPO / "solver" / "devalloc_solver", REPO / "node-plugin")
 READS = re.compile(r"get\((?:meta\.)?UNAVAILABLE\b|UNAVAILABLE (?:not )?in \w*attributes|UNAVAILABLE (?:not )?in own")
 BY_ITSELF = {"devalloc/api/pool.py", "devalloc/inventory/pools.py"}
 """Where it is read: there, and by the inventory of what that writes itself."""

@@ -45,7 +45,12 @@ def test_a_row_is_slower_by_ratio_and_by_more_than_noise() -> None:
 
 
 def test_a_checkout_without_packages_of_its_own_is_run_with_its_own_code(tmp_path: Path) -> None:
-    for folder, package in ((".", "devalloc"), ("solver", "devalloc_solver"), ("node-plugin", "devalloc_node")):
+    for folder, package in (
+        (".", "devalloc"),
+        ("solver", "devalloc_solver"),
+        ("node-plugin", "devalloc_node"),
+        ("node-plugin", "devalloc_machines"),
+    ):
         (tmp_path / folder / package).mkdir(parents=True)
         (tmp_path / folder / package / "__init__.py").touch()
     code = "import devalloc as a, devalloc_solver as b, devalloc_node as c; print(a.__file__, b.__file__, c.__file__)"

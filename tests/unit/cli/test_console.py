@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.vms import LoopSettings, VirtualMachineLoop
+from devalloc_machines.vms import LoopSettings, VirtualMachineLoop
 from tests.support.cli_shell import Result, Shell, text
 from tests.support.node_service import Served, served
 from tests.support.toy_machines import vm

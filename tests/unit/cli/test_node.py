@@ -22,11 +22,11 @@ from devalloc.programs.node_parts import _has_address, make_host
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.settings import BadSetting
-from devalloc_node.agent.settings import ServerPorts
+from devalloc_machines.agent.settings import ServerPorts
+from devalloc_machines.part import MachineSettings
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.binding.binding import BindingConfig
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machines import MachineSettings
-from devalloc_node.vms.migrations import MigrationSettings
 from tests.support.cli_shell import Shell, node_folder
 from tests.support.cli_shell import node_arguments as arguments
 

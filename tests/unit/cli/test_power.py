@@ -17,9 +17,9 @@ from devalloc.cli import waiting as waits
 from devalloc.cli.verbs import power, scale
 from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.machine.records import MachineView, State
+from devalloc_machines.qemu.records import MachineView, State
+from devalloc_machines.vms import LoopSettings, VirtualMachineLoop
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
-from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from tests.support.cli_shell import Shell, text
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm

@@ -18,8 +18,8 @@ from devalloc.programs import plugin_thread, store_loops
 from devalloc.programs import up as program
 from devalloc.programs.plugin_thread import PluginThread
 from devalloc.store import Unavailable
+from devalloc_machines.part import MachineSettings
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machines import MachineSettings
 from devalloc_node.model.step import Value
 from tests.support.cli_shell import Shell
 from tests.support.toy_host import EngineBench

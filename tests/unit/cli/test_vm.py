@@ -24,9 +24,9 @@ from devalloc.cli.verbs.vm import HEADERS
 from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.metrics import GuestReport, SystemMetrics
 from devalloc.scaling.resources import Resources
+from devalloc_machines.qemu.records import UNKNOWN_AMOUNTS, MachineAmounts
+from devalloc_machines.service import request_fields
 from devalloc_node.deadline import Deadline
-from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts
-from devalloc_node.machine_service import request_fields
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.cli_shell import Result, Shell, text
 from tests.support.node_service import Served, served

@@ -17,20 +17,20 @@ import pytest
 
 from devalloc.cli.verbs import warm as commands
 from devalloc.programs.node_options import WarmOptions, _waiting_machine, warm_settings
+from devalloc_machines.part import MachineSettings
+from devalloc_machines.qemu.machine_files import USERS, MachineConfig
+from devalloc_machines.warm import service
+from devalloc_machines.warm.addresses import BridgeNetwork
+from devalloc_machines.warm.part import warm_part
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.service import WarmService
+from devalloc_machines.warm.setup import WarmConfig
 from devalloc_node.binding.binding import BindingConfig
-from devalloc_node.machine.machine_files import USERS, MachineConfig
-from devalloc_node.machines import MachineSettings
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb import node_pb2
 from devalloc_node.pb import warm_pb2 as pb
 from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 from devalloc_node.service.peer_credentials import open_proxy
-from devalloc_node.warm import service
-from devalloc_node.warm.addresses import BridgeNetwork
-from devalloc_node.warm.part import warm_part
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.service import WarmService
-from devalloc_node.warm.setup import WarmConfig
 from tests.support.cli_shell import Shell
 from tests.support.deadlines import soon
 from tests.support.toy_setups import ToyPart, opened

@@ -18,8 +18,8 @@ from devalloc.inventory import watch
 from devalloc.programs import store_loops
 from devalloc.store import StoreLocked
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.warm import part as warm_part
 from devalloc_node import daemon
-from devalloc_node.warm import part as warm_part
 from tests.support.fleet_manifests import gpu_pool
 from tests.support.waiting import until
 from tests.unit.controller.test_up import Host, pools, running

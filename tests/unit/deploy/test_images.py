@@ -222,7 +222,7 @@ def test_modules_of_qemu_qmp_that_are_gpl_are_left_out_with_those_that_need_them
     needing = {name for name, text in texts.items() if re.search(r"(from|import) .*\blegacy\b", text)}
     left_out = {Path(path).name for path in CONTENTS.images["node"].left_out if path.startswith("qemu/")}
     assert gpl | needing <= left_out
-    script = "import devalloc_node.machine.qmp, sys; print([n for n in sys.modules if n.startswith('qemu.qmp.')])"
+    script = "import devalloc_machines.qemu.qmp, sys; print([n for n in sys.modules if n.startswith('qemu.qmp.')])"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert not [name for name in left_out if f"'qemu.qmp.{Path(name).stem}'" in loaded]
 

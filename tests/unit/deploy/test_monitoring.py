@@ -26,11 +26,11 @@ from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.usage.metrics import UsageCollector
 from devalloc.store import Key
-from devalloc_node.machine.records import MachineAmounts, MachineView
-from devalloc_node.machine_service.metrics import guest_metrics, machine_metrics
+from devalloc_machines.qemu.records import MachineAmounts, MachineView
+from devalloc_machines.service.metrics import guest_metrics, machine_metrics
+from devalloc_machines.warm.part import pool_metrics
+from devalloc_machines.warm.setup import PoolStatus
 from devalloc_node.metrics.registry import RESULTS, NodeMetrics, NodeState
-from devalloc_node.warm.part import pool_metrics
-from devalloc_node.warm.setup import PoolStatus
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import gpu_claim, gpu_pool
 

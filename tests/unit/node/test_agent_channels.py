@@ -13,17 +13,17 @@ from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc.scaling.versions import INFORMANT_VERSIONS, ProtocolEra
-from devalloc_node.agent.actuator import MachineExecutors
-from devalloc_node.agent.agent_thread import ChannelFactory
-from devalloc_node.agent.channels import Channels, ScaledMachine
-from devalloc_node.agent.guest_monitor_client import MonitorConnection
-from devalloc_node.agent.http_client import new_session
-from devalloc_node.agent.informant_client import InformantConnection, local_address_to
-from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalingSettings
+from devalloc_machines.agent.actuator import MachineExecutors
+from devalloc_machines.agent.agent_thread import ChannelFactory
+from devalloc_machines.agent.channels import Channels, ScaledMachine
+from devalloc_machines.agent.guest_monitor_client import MonitorConnection
+from devalloc_machines.agent.http_client import new_session
+from devalloc_machines.agent.informant_client import InformantConnection, local_address_to
+from devalloc_machines.agent.scaler import Scaler
+from devalloc_machines.agent.settings import ScalingSettings
+from devalloc_machines.guest.informant import Informant
+from devalloc_machines.service.operations import MachineOperations
 from devalloc_node.errors import Failed
-from devalloc_node.guest.informant import Informant
-from devalloc_node.machine_service.operations import MachineOperations
 from tests.support.scaling_world import UNIT
 from tests.support.virtual_time import run
 from tests.support.waiting import until_async

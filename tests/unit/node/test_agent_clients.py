@@ -12,8 +12,8 @@ from aiohttp import web
 from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.metrics import MAX_TEXT, GuestReport, SystemMetrics
 from devalloc.scaling.resources import Resources
-from devalloc_node.agent.http_client import HttpMetrics, new_session
-from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
+from devalloc_machines.agent.http_client import HttpMetrics, new_session
+from devalloc_machines.agent.permit_client import HttpPermits, StaticEndpoint
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from tests.support.node_errors import raises
 from tests.support.virtual_time import run

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from devalloc_node.agent.actuator import MachineExecutors
+from devalloc_machines.agent.actuator import MachineExecutors
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.resources import Resources
-from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
+from devalloc_machines.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
 from devalloc_node.errors import Failed, Unknown
 from tests.support.guest_monitor_peers import (
     RecordingListener,

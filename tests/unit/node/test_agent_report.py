@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.state import ScalingRules
-from devalloc_node.agent import metrics as agent_metrics
-from devalloc_node.agent.agent import Agent, ScalingTarget, agent_dump_served
-from devalloc_node.agent.metrics import REQUESTS, RESULTS, ScalingMetrics
+from devalloc_machines.agent import metrics as agent_metrics
+from devalloc_machines.agent.agent import Agent, ScalingTarget, agent_dump_served
+from devalloc_machines.agent.metrics import REQUESTS, RESULTS, ScalingMetrics
 from devalloc_node.errors import Denied, Failed, Unknown
 from tests.support.ports import free_ports
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes

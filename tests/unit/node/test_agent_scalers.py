@@ -11,13 +11,13 @@ import pytest
 
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.state import ScalingRules
-from devalloc_node.agent.agent import Agent, ScalingTarget
-from devalloc_node.agent.agent_thread import AgentThread, ChannelFactory
-from devalloc_node.agent.channels import Channels, ScaledMachine
-from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalingSettings
+from devalloc_machines.agent.agent import Agent, ScalingTarget
+from devalloc_machines.agent.agent_thread import AgentThread, ChannelFactory
+from devalloc_machines.agent.channels import Channels, ScaledMachine
+from devalloc_machines.agent.scaler import Scaler
+from devalloc_machines.agent.settings import ScalingSettings
+from devalloc_machines.service.operations import MachineOperations
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine_service.operations import MachineOperations
 from tests.support.node_errors import raises
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT

@@ -14,11 +14,11 @@ from devalloc.inventory.locate import read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.resets import has_own_reset, hot_reset
 from devalloc.inventory.sysfs import Tree
+from devalloc_machines.qemu import machine_files, pci
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.boundary import DryRun
-from devalloc_node.machine import machine_files, pci
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, config, pci_location, refusal
 from tests.support.deadlines import soon

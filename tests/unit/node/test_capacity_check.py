@@ -13,11 +13,11 @@ import pytest
 from devalloc.inventory.capacity import CapacityConfig, discover_capacity, stored
 from devalloc.inventory.capacity.config import DEFAULT_RATIOS
 from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.records import MachineAmounts, MachineRecord, content_of
+from devalloc_machines.qemu.resources import CapacityCheck, HostUses
+from devalloc_machines.qemu.spec import RateLimits, spec_of
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
-from devalloc_node.machine.resources import CapacityCheck, HostUses
-from devalloc_node.machine.spec import RateLimits, spec_of
 from tests.support.capacity_fakes import host
 from tests.support.deadlines import soon
 from tests.support.machines import plugin, short_folder, virtual_machine

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from devalloc_machines.qemu import cloned_disks
+from devalloc_machines.qemu.cloned_disks import CLUSTER, clone_path, empty_overlay, folder_of
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.spec import AmountBounds, Disk, MachineSpec
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine import cloned_disks
-from devalloc_node.machine.cloned_disks import CLUSTER, clone_path, empty_overlay, folder_of
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.spec import AmountBounds, Disk, MachineSpec
 from tests.support.deadlines import soon
 from tests.support.node_errors import raises
 

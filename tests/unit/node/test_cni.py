@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.warm import cni
-from devalloc_node.warm.addresses import UPLINK, CniNetwork
-from devalloc_node.warm.cni import AddressesExhausted, Attachment, CniList
+from devalloc_machines.warm import cni
+from devalloc_machines.warm.addresses import UPLINK, CniNetwork
+from devalloc_machines.warm.cni import AddressesExhausted, Attachment, CniList
 
 FIRST = {"type": "bridge", "capabilities": {"mac": True}, "mtu": 1400}
 SECOND = {"type": "firewall"}

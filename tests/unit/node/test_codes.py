@@ -53,7 +53,7 @@ def of_call(node: ast.Call) -> Iterator[str]:
 @cache
 def in_the_code() -> set[str]:
     codes: set[str] = set()
-    for path in (ROOT / "node-plugin" / "devalloc_node").rglob("*.py"):
+    for path in (ROOT / "node-plugin").rglob("*.py"):
         if path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             continue
         for node in ast.walk(ast.parse(path.read_text())):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_machines.qemu import console
 from devalloc_node.errors import Denied
-from devalloc_node.machine import console
 from tests.support.node_errors import raises
 from tests.support.waiting import until
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc_node.machine.ends import how_it_ended, restarts_of_next_run, with_end
-from devalloc_node.machine.process import exit_status, pidfd, process
-from devalloc_node.machine.records import MachineEnd, MachineRecord, content_of, record_of
-from devalloc_node.vms.objects import status_of
+from devalloc_machines.qemu.ends import how_it_ended, restarts_of_next_run, with_end
+from devalloc_machines.qemu.process import exit_status, pidfd, process
+from devalloc_machines.qemu.records import MachineEnd, MachineRecord, content_of, record_of
+from devalloc_machines.vms.objects import status_of
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 
 RECORD = MachineRecord(machine_of(vm("web")).to_manifest(), "stopped", "run-1")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from devalloc_machines.qemu import confinement, firmware, user_ids
+from devalloc_machines.qemu.command_line import MAX_QUEUES, StartContext, qemu_arguments, tap_fd
+from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
+from devalloc_machines.qemu.spec import AmountBounds, Disk, MachineSpec, Nic
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import confinement, firmware, user_ids
-from devalloc_node.machine.command_line import MAX_QUEUES, StartContext, qemu_arguments, tap_fd
-from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
-from devalloc_node.machine.spec import AmountBounds, Disk, MachineSpec, Nic
 from tests.support.node_errors import raises
 
 GIB = 1 << 30

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc_node.guest import memory, system
-from devalloc_node.guest.memory import (
+from devalloc_machines.guest import memory, system
+from devalloc_machines.guest.memory import (
     GuestMemory,
     MemoryPolicy,
     cgroup_file,
@@ -18,10 +18,10 @@ from devalloc_node.guest.memory import (
     memory_measure,
     read_memory,
 )
-from devalloc_node.guest.metrics_http import gauges
-from devalloc_node.guest.monitor import GuestMonitor
-from devalloc_node.guest.settings import settings_from
-from devalloc_node.guest.system import GuestSystem
+from devalloc_machines.guest.metrics_http import gauges
+from devalloc_machines.guest.monitor import GuestMonitor
+from devalloc_machines.guest.settings import settings_from
+from devalloc_machines.guest.system import GuestSystem
 from tests.support.fake_guest_tree import GIB, MIB, GuestTree
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc_node.guest.memory import APART, MIB, MemoryPolicy, MemorySamples, cache_size, threshold, usable
+from devalloc_machines.guest.memory import APART, MIB, MemoryPolicy, MemorySamples, cache_size, threshold, usable
 
 GIB = 2**30
 

@@ -15,9 +15,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from devalloc.scaling.resources import Resources
-from devalloc_node.guest.memory import threshold
-from devalloc_node.guest.monitor import GuestMonitor
-from devalloc_node.guest.settings import settings_from
+from devalloc_machines.guest.memory import threshold
+from devalloc_machines.guest.monitor import GuestMonitor
+from devalloc_machines.guest.settings import settings_from
 from tests.support.fake_guest_tree import GIB, MIB, GuestTree
 from tests.support.guest_monitor_peers import connected, now, watched
 from tests.support.virtual_time import run

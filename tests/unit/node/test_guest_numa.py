@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from devalloc.api.virtual_machine import VirtualMachineStatus
 from devalloc.inventory.capacity import NumaNode
 from devalloc.inventory.capacity.cpus import CpuTopology
-from devalloc_node.machine import guest_numa, preflight
-from devalloc_node.machine.command_line import StartContext, dimm, qemu_arguments
-from devalloc_node.machine.cpu_pinning import CpuHolder, NotEnoughCpus
-from devalloc_node.machine.records import MachineRecord, MachineView, State, content_of, record_of
-from devalloc_node.machine.resources import free_cpus
-from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec, NumaCell, spec_of
-from devalloc_node.vms.objects import status_of
+from devalloc_machines.qemu import guest_numa, preflight
+from devalloc_machines.qemu.command_line import StartContext, dimm, qemu_arguments
+from devalloc_machines.qemu.cpu_pinning import CpuHolder, NotEnoughCpus
+from devalloc_machines.qemu.records import MachineRecord, MachineView, State, content_of, record_of
+from devalloc_machines.qemu.resources import free_cpus
+from devalloc_machines.qemu.spec import MIB, AmountBounds, MachineSpec, NumaCell, spec_of
+from devalloc_machines.vms.objects import status_of
 from tests.support.machines import virtual_machine
 
 GIB = 1 << 30

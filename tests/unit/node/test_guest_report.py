@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc_node.machine.guest_report import (
+from devalloc_machines.qemu.guest_report import (
     MAX_LINE,
     MAX_MESSAGE,
     MAX_METRICS,

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from devalloc_machines.qemu.guest_report import MAX_NAMES, NAME_SECONDS
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.vms import guest_reports
+from devalloc_machines.vms.guest_reports import GuestReports, ReportPort, ReportPorts
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
-from devalloc_node.machine.guest_report import MAX_NAMES, NAME_SECONDS
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.vms import guest_reports
-from devalloc_node.vms.guest_reports import GuestReports, ReportPort, ReportPorts
 from tests.support.toy_machines import machine_of, vm
 from tests.support.waiting import in_threads, until
 

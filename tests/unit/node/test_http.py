@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from devalloc_node.agent.http_client import fetch_bounded, new_session
+from devalloc_machines.agent.http_client import fetch_bounded, new_session
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.net.http import HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
 from tests.support.node_errors import raises

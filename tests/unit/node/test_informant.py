@@ -20,14 +20,14 @@ from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
-from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.informant_client import InformantConnection, InformantTimeouts, RestartDelay, next_start
-from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.channels import Channels
+from devalloc_machines.agent.informant_client import InformantConnection, InformantTimeouts, RestartDelay, next_start
+from devalloc_machines.agent.scaler import Scaler
+from devalloc_machines.agent.settings import ScalerTimeouts
+from devalloc_machines.guest.informant import Informant
+from devalloc_machines.guest.monitor import GuestMonitor
+from devalloc_machines.guest.settings import settings_from
 from devalloc_node.errors import Failed, NodeError, Unknown
-from devalloc_node.guest.informant import Informant
-from devalloc_node.guest.monitor import GuestMonitor
-from devalloc_node.guest.settings import settings_from
 from devalloc_node.net.http import JSON, HttpRequest, HttpResponse, HttpServer, http_request
 from tests.support.fake_guest_tree import GuestTree
 from tests.support.node_errors import raises

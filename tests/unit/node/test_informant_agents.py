@@ -11,7 +11,7 @@ from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.peer_json import RequestError
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
-from devalloc_node.guest.informant import MOST_AGENTS, AgentCall, AgentRegistry
+from devalloc_machines.guest.informant import MOST_AGENTS, AgentCall, AgentRegistry
 
 MEMORY = ResourceFlags(memory=True)
 

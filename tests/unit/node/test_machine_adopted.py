@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import (
+from devalloc_machines.qemu import (
     adoption,
     hotplug,
     launch,
@@ -34,12 +33,12 @@ from devalloc_node.machine import (
     registry,
     user_ids,
 )
-from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.exits import power_down_all
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.qmp import QmpMonitor
-from devalloc_node.machine.records import (
+from devalloc_machines.qemu.attachment import AttachmentKind
+from devalloc_machines.qemu.exits import power_down_all
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.qmp import QmpMonitor
+from devalloc_machines.qemu.records import (
     MACHINES,
     PLUGS,
     MachineAmounts,
@@ -48,8 +47,9 @@ from devalloc_node.machine.records import (
     content_of,
     record_of,
 )
-from devalloc_node.machine.spec import Disk, EmulatedDevice, spec_of
-from devalloc_node.machine_service import replies
+from devalloc_machines.qemu.spec import Disk, EmulatedDevice, spec_of
+from devalloc_machines.service import replies
+from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ForcibleKind, Prepared, PreparedDevice
 from tests.support.deadlines import deadline_after, soon
@@ -482,7 +482,7 @@ def test_a_request_to_the_guest_counts_though_the_plugin_ended_before_the_record
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("devalloc_node.machine.memory._stop_asking", killed)
+        patched.setattr("devalloc_machines.qemu.memory._stop_asking", killed)
         with pytest.raises(KeyboardInterrupt):
             machines.scale(KEY, "memory", 1 << 30, deadline_after(lambda: qemu.requested))
     assert (qemu.requested, qemu.size) == (512 * MIB, 256 * MIB)

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from devalloc.inventory.pci import BarSizes
+from devalloc_machines.qemu import cloned_disks, confinement, launch, machine_files, preflight, spawn
+from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
+from devalloc_machines.qemu.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_program
+from devalloc_machines.qemu.launch import LaunchOptions, check, memlock_needed, seconds_to_answer, spawn_words
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.process import Process
+from devalloc_machines.qemu.records import MachineRecord
+from devalloc_machines.qemu.resources import cpu_limit_of
+from devalloc_machines.qemu.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, machine_id, spec_of
+from devalloc_machines.qemu.user_ids import owners_among
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import cloned_disks, confinement, launch, machine_files, preflight, spawn
-from devalloc_node.machine.command_line import StartContext, qemu_arguments
-from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_program
-from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, seconds_to_answer, spawn_words
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.process import Process
-from devalloc_node.machine.records import MachineRecord
-from devalloc_node.machine.resources import cpu_limit_of
-from devalloc_node.machine.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, machine_id, spec_of
-from devalloc_node.machine.user_ids import owners_among
 from tests.support.machines import virtual_machine
 from tests.support.node_errors import raises
 
@@ -758,5 +758,5 @@ def test_only_a_cgroup_of_its_own_bounds_a_machine(
     folder.mkdir(exist_ok=True)
     (folder / "cpu.max").write_text("150000 100000")
     group = CpuGroup(2, folder) if name else None
-    monkeypatch.setattr("devalloc_node.machine.confinement.group_of", lambda root, pid: group)
+    monkeypatch.setattr("devalloc_machines.qemu.confinement.group_of", lambda root, pid: group)
     assert cpu_limit_of(SPEC, config, Process(4711, 1)) == share

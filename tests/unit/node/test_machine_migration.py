@@ -22,20 +22,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from devalloc.api import meta
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
-from devalloc_node.host import linux
-from devalloc_node.machine import firmware, migrated_firmware, migration, migration_offer, migration_tls
-from devalloc_node.machine.command_line import StartContext, qemu_arguments
-from devalloc_node.machine.ends import record_after_end
-from devalloc_node.machine.firmware import FirmwareIdentity
-from devalloc_node.machine.launch import TLS_FOLDER, IncomingPlatform
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
-from devalloc_node.machine.migration import Destination
-from devalloc_node.machine.migration_offer import Offer
-from devalloc_node.machine.pci import WindowReserve
-from devalloc_node.machine.records import (
+from devalloc_machines.qemu import firmware, migrated_firmware, migration, migration_offer, migration_tls
+from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
+from devalloc_machines.qemu.ends import record_after_end
+from devalloc_machines.qemu.firmware import FirmwareIdentity
+from devalloc_machines.qemu.launch import TLS_FOLDER, IncomingPlatform
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
+from devalloc_machines.qemu.migration import Destination
+from devalloc_machines.qemu.migration_offer import Offer
+from devalloc_machines.qemu.pci import WindowReserve
+from devalloc_machines.qemu.records import (
     MachineAmounts,
     MachineMigration,
     MachineRecord,
@@ -44,13 +41,16 @@ from devalloc_node.machine.records import (
     content_of,
     record_of,
 )
-from devalloc_node.machine.spec import machine_id, spec_of
+from devalloc_machines.qemu.spec import machine_id, spec_of
+from devalloc_machines.vms.migration_objects import offer_status, write_firmware_stored
+from devalloc_machines.vms.migrations import MigrationLoop, MigrationSettings, _Move
+from devalloc_machines.vms.objects import status_of
+from devalloc_machines.vms.spec_changes import is_to_restart
+from devalloc_machines.vms.steps import with_numa_node
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.host import linux
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.vms.migration_objects import offer_status, write_firmware_stored
-from devalloc_node.vms.migrations import MigrationLoop, MigrationSettings, _Move
-from devalloc_node.vms.objects import status_of
-from devalloc_node.vms.spec_changes import is_to_restart
-from devalloc_node.vms.steps import with_numa_node
 from tests.support.deadlines import soon
 from tests.support.machines import MIB, plugin, virtual_machine
 from tests.support.node_errors import raises

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_machines.qemu import hotplug, qmp
+from devalloc_machines.qemu.qmp import QmpMonitor, QmpRefused, SocketPeer, checked_text
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import hotplug, qmp
-from devalloc_node.machine.qmp import QmpMonitor, QmpRefused, SocketPeer, checked_text
 from tests.support.deadlines import soon
 from tests.support.fake_qmp import FakeQemu, Trouble
 from tests.support.node_errors import raises

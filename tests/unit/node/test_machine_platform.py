@@ -17,21 +17,21 @@ import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.pci import NO_BARS, BarSizes
+from devalloc_machines.qemu import adoption, attachment, hotplug, launch, lifecycle, rates, registry, spec, user_ids
+from devalloc_machines.qemu.attachment import AttachmentKind
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.pci import function_id
+from devalloc_machines.qemu.process import process
+from devalloc_machines.qemu.records import MACHINES, MachineAmounts, MachineMigration, MachineRecord, content_of
+from devalloc_machines.qemu.spec import Disk, EmulatedDevice, NumaCell, RateLimits, machine_id
+from devalloc_machines.service import operations as node_operations
+from devalloc_machines.service.operations import MachineOperations
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host import traffic
 from devalloc_node.journal import open_journal
 from devalloc_node.journal.audit_log import to_file
-from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, rates, registry, spec, user_ids
-from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.machine.pci import function_id
-from devalloc_node.machine.process import process
-from devalloc_node.machine.records import MACHINES, MachineAmounts, MachineMigration, MachineRecord, content_of
-from devalloc_node.machine.spec import Disk, EmulatedDevice, NumaCell, RateLimits, machine_id
-from devalloc_node.machine_service import operations as node_operations
-from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.model.grant import ClaimRef
 from tests.support.fake_qmp import FakeQemu
 from tests.support.machines import virtual_machine

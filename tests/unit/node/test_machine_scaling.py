@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from devalloc_machines.qemu import hotplug, memory, pci, vcpu
+from devalloc_machines.qemu.qmp import Event, QmpMonitor, QmpRefused
+from devalloc_machines.qemu.spec import memory_text
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError, Unknown
-from devalloc_node.machine import hotplug, memory, pci, vcpu
-from devalloc_node.machine.qmp import Event, QmpMonitor, QmpRefused
-from devalloc_node.machine.spec import memory_text
 from devalloc_node.model.step import PreparedDevice
 from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import FakeQemu

@@ -6,9 +6,8 @@ from itertools import product
 
 import pytest
 
-from devalloc_node.errors import Unknown
-from devalloc_node.machine.process import Process
-from devalloc_node.machine.records import (
+from devalloc_machines.qemu.process import Process
+from devalloc_machines.qemu.records import (
     LIVING,
     MachineObservation,
     MachineRecord,
@@ -17,6 +16,7 @@ from devalloc_node.machine.records import (
     State,
     state_of,
 )
+from devalloc_node.errors import Unknown
 from tests.support.machines import virtual_machine
 
 QEMU = Process(1, 1)

@@ -14,16 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from devalloc_node.errors import Denied
-from devalloc_node.machine.process import NetworkTraffic, traffic
-from devalloc_node.machine.records import MachineAmounts, MachineView, State
-from devalloc_node.machine_service.metrics import (
+from devalloc_machines.qemu.process import NetworkTraffic, traffic
+from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
+from devalloc_machines.service.metrics import (
     MachineUsage,
     guest_metrics,
     machine_metrics,
     machine_usage,
     usage_metrics,
 )
+from devalloc_node.errors import Denied
 from devalloc_node.metrics.registry import NodeMetrics, NodeState, metrics_served
 from devalloc_node.net import unix_sockets
 from tests.support.node_errors import raises

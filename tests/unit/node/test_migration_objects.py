@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from devalloc.api import meta
 from devalloc.store import Conflict, Object
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu.firmware import FirmwareIdentity
+from devalloc_machines.qemu.launch import IncomingPlatform
+from devalloc_machines.qemu.migration import Destination
+from devalloc_machines.qemu.migration_offer import MovedDevice, Offer
+from devalloc_machines.qemu.pci import WindowReserve
+from devalloc_machines.qemu.records import MachineAmounts
+from devalloc_machines.vms import MigrationLoop, objects
+from devalloc_machines.vms import migration_objects as moves
+from devalloc_machines.vms.migrations import ALL, MigrationSettings, _Move
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.firmware import FirmwareIdentity
-from devalloc_node.machine.launch import IncomingPlatform
-from devalloc_node.machine.migration import Destination
-from devalloc_node.machine.migration_offer import MovedDevice, Offer
-from devalloc_node.machine.pci import WindowReserve
-from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.vms import MigrationLoop, objects
-from devalloc_node.vms import migration_objects as moves
-from devalloc_node.vms.migrations import ALL, MigrationSettings, _Move
 from tests.support.migration_nodes import migration
 
 RUN = "7d3c2f3e-0000-4000-8000-00000000a001"

@@ -12,12 +12,12 @@ import pytest
 from devalloc.api import meta
 from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu.migration_offer import MovedDevice
+from devalloc_machines.qemu.moved_devices import check_same, identify
+from devalloc_machines.vms.migration_objects import hand_over_object
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.errors import Denied
-from devalloc_node.machine.migration_offer import MovedDevice
-from devalloc_node.machine.moved_devices import check_same, identify
 from devalloc_node.model.step import PreparedDevice
-from devalloc_node.vms.migration_objects import hand_over_object
 from tests.support.node_errors import raises
 
 HERE, THERE = [{"devicePoolName": "b-card", "deviceName": "d"}], [{"devicePoolName": "a-card", "deviceName": "d"}]

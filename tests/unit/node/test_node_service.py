@@ -20,12 +20,12 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from devalloc.api.pool import DevicePool
+from devalloc_machines.qemu.records import State
+from devalloc_machines.service.service import CONSOLES
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host.lock_folder import MOST_WAITING
-from devalloc_node.machine.records import State
-from devalloc_node.machine_service.service import CONSOLES
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import calls
 from tests.support.node_service import Served, served

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.inventory.pci import NO_BARS, BarSizes
+from devalloc_machines.qemu import hotplug, pci, pci_layout
+from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
+from devalloc_machines.qemu.hotplug import SlotNeeds
+from devalloc_machines.qemu.pci import port_reserves, uefi_aperture
+from devalloc_machines.qemu.qmp import QmpMonitor
+from devalloc_machines.qemu.records import MachineRecord, content_of, record_of
+from devalloc_machines.qemu.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, NumaCell
 from devalloc_node.errors import Denied, Unknown
-from devalloc_node.machine import hotplug, pci, pci_layout
-from devalloc_node.machine.command_line import StartContext, qemu_arguments
-from devalloc_node.machine.hotplug import SlotNeeds
-from devalloc_node.machine.pci import port_reserves, uefi_aperture
-from devalloc_node.machine.qmp import QmpMonitor
-from devalloc_node.machine.records import MachineRecord, content_of, record_of
-from devalloc_node.machine.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, NumaCell
 from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import FakeQemu
 from tests.support.machines import virtual_machine

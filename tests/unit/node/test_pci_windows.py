@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from devalloc.inventory.pci import NO_BARS, BarSizes
+from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
+from devalloc_machines.qemu.hotplug import AddressWindow
+from devalloc_machines.qemu.pci import WindowReserve, port_reserves, uefi_aperture, window_for
+from devalloc_machines.qemu.spec import MIB, AmountBounds, MachineSpec
 from devalloc_node.errors import Denied
-from devalloc_node.machine.command_line import StartContext, qemu_arguments
-from devalloc_node.machine.hotplug import AddressWindow
-from devalloc_node.machine.pci import WindowReserve, port_reserves, uefi_aperture, window_for
-from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec
 from tests.support.node_errors import raises
 
 GIB = 1 << 30

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.vms.guest_reports import ReportPort, ReportPorts
-from devalloc_node.vms.qemu_events import QemuEvents
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.vms.guest_reports import ReportPort, ReportPorts
+from devalloc_machines.vms.qemu_events import QemuEvents
 from tests.support.toy_machines import vm
 from tests.support.waiting import until
 from tests.unit.node.test_guest_reports import ToyPorts

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroute2 import IPRoute
 
+from devalloc_machines.qemu import rates
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.records import MachineRecord, content_of, record_of
+from devalloc_machines.qemu.spec import NO_RATES, RateLimits, spec_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.host import network_namespace, traffic
 from devalloc_node.host.network_namespace import netlink
-from devalloc_node.machine import rates
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.records import MachineRecord, content_of, record_of
-from devalloc_node.machine.spec import NO_RATES, RateLimits, spec_of
 from tests.support.deadlines import soon
 from tests.support.machines import virtual_machine
 from tests.support.private_network import add_tap, other_interfaces

@@ -10,14 +10,14 @@ import pytest
 
 from devalloc.api.meta import PREPARED_ON
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu.guest_report import GuestReport, GuestStatus
+from devalloc_machines.qemu.records import State
+from devalloc_machines.vms import LoopExecution, LoopSettings, MachineControls, VirtualMachineLoop
+from devalloc_machines.vms.readiness import with_readiness
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.guest_report import GuestReport, GuestStatus
-from devalloc_node.machine.records import State
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
-from devalloc_node.vms import LoopExecution, LoopSettings, MachineControls, VirtualMachineLoop
-from devalloc_node.vms.readiness import with_readiness
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm
 from tests.support.vm_rounds import full_round

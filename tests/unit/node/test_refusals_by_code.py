@@ -18,6 +18,38 @@ import pytest
 from devalloc.api import meta
 from devalloc.file_lock import FileLock
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu import (
+    cpu_pinning,
+    firmware,
+    launch,
+    machine_files,
+    migration,
+    migration_tls,
+    pci,
+    preflight,
+    resources,
+)
+from devalloc_machines.qemu import memory as machine_memory
+from devalloc_machines.qemu import migration_offer as offers
+from devalloc_machines.qemu.console import log_file, opened_console
+from devalloc_machines.qemu.launch import IncomingPlatform
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.migration import Destination, Progress
+from devalloc_machines.qemu.migration_offer import Offer
+from devalloc_machines.qemu.process import Process
+from devalloc_machines.qemu.qmp import QmpMonitor
+from devalloc_machines.qemu.records import MachineMigration, MachineRecord
+from devalloc_machines.qemu.resources import MachineAmounts
+from devalloc_machines.qemu.spec import MIB, Nic, NumaCell
+from devalloc_machines.qemu.vcpu import scale
+from devalloc_machines.vms.objects import Outcome
+from devalloc_machines.warm import bridge
+from devalloc_machines.warm.addresses import BridgeNetwork
+from devalloc_machines.warm.bridge import HostBridge
+from devalloc_machines.warm.paused_machine import check_template
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.setup import check_identifier
 from devalloc_node.binding.vf_settings import VfSettingsKind
 from devalloc_node.claims import claim_files
 from devalloc_node.claims.claim_files import FileKind, claim_spec
@@ -30,41 +62,9 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host import traffic
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import SQLiteJournal, open_journal
-from devalloc_node.machine import (
-    cpu_pinning,
-    firmware,
-    launch,
-    machine_files,
-    migration,
-    migration_tls,
-    pci,
-    preflight,
-    resources,
-)
-from devalloc_node.machine import memory as machine_memory
-from devalloc_node.machine import migration_offer as offers
-from devalloc_node.machine.console import log_file, opened_console
-from devalloc_node.machine.launch import IncomingPlatform
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.migration import Destination, Progress
-from devalloc_node.machine.migration_offer import Offer
-from devalloc_node.machine.process import Process
-from devalloc_node.machine.qmp import QmpMonitor
-from devalloc_node.machine.records import MachineMigration, MachineRecord
-from devalloc_node.machine.resources import MachineAmounts
-from devalloc_node.machine.spec import MIB, Nic, NumaCell
-from devalloc_node.machine.vcpu import scale
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import PreparedDevice, Step
 from devalloc_node.net.unix_sockets import check_path, listening_socket
-from devalloc_node.vms.objects import Outcome
-from devalloc_node.warm import bridge
-from devalloc_node.warm.addresses import BridgeNetwork
-from devalloc_node.warm.bridge import HostBridge
-from devalloc_node.warm.paused_machine import check_template
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.setup import check_identifier
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fleet_manifests import fill, gpu_class, gpu_pool
@@ -805,7 +805,7 @@ def test_a_network_that_cannot_be_made_again_is_reported(
     def refuse(there: HostBridge) -> None:
         raise error
 
-    monkeypatch.setattr("devalloc_node.warm.builder.make_bridge", refuse)
+    monkeypatch.setattr("devalloc_machines.warm.builder.make_bridge", refuse)
     with opened(tmp_path, ToyPart(), network=BridgeNetwork()) as pool:
         pool._builder.keep_network()  # nothing was made before
         record = HostBridge(BridgeNetwork(), tmp_path / "run").record

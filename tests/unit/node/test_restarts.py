@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_machines.qemu.records import MachineAmounts
+from devalloc_machines.vms.restarts import MachineRestarts
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.vms.restarts import MachineRestarts
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 from tests.support.waiting import until

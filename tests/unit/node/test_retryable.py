@@ -23,25 +23,25 @@ DIFFERENT = {
     ("claims/engine.py", "reserve_devices", "DeviceInUse", "False"): (
         "test_claims::test_one_device_twice_in_a_claim_is_refused",
     ),
-    ("machine/confinement.py", "make_group", "CgroupUnavailable", "False"): (
+    ("qemu/confinement.py", "make_group", "CgroupUnavailable", "False"): (
         "test_node_machine_host::test_a_host_without_the_controller_says_so",
     ),
-    ("machine/hotplug.py", "_free", "NoFreePciSlot", "False"): (
+    ("qemu/hotplug.py", "_free", "NoFreePciSlot", "False"): (
         "test_machine_scaling::test_a_device_that_must_have_one_port_gets_no_other",
     ),
-    ("machine/hotplug.py", "_free", "NoFreePciSlot", "bool(root_ports)"): (
+    ("qemu/hotplug.py", "_free", "NoFreePciSlot", "bool(root_ports)"): (
         "test_machine_scaling::test_the_refusal_of_a_machine_without_ports_names_the_field",
     ),
-    ("machine/launch.py", "check", "MachineRuns", "True"): (
+    ("qemu/launch.py", "check", "MachineRuns", "True"): (
         "test_machine_command::test_a_folder_in_which_another_machine_listens_is_left_alone",
     ),
-    ("machine/launch.py", "await_monitor", "MachineDidNotStart", "not preflight.is_permanent_failure(words)"): (
+    ("qemu/launch.py", "await_monitor", "MachineDidNotStart", "not preflight.is_permanent_failure(words)"): (
         "test_machine_command::test_what_qemu_will_never_have_is_not_to_be_tried_again",
     ),
-    ("machine/migration.py", "receive", "MachineExists", "True"): (
+    ("qemu/migration.py", "receive", "MachineExists", "True"): (
         "test_machine_migration::test_a_machine_that_is_here_already_is_not_received",
     ),
-    ("machine/registry.py", "orphan_refusal", "MachineRuns", "True"): (
+    ("qemu/registry.py", "orphan_refusal", "MachineRuns", "True"): (
         "test_machine_platform::test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started",
     ),
     ("warm/service.py", "_check_not_of_a_machine", "SetupInUse", "False"): (
@@ -68,7 +68,11 @@ def raised() -> tuple[tuple[str, str, ast.Call], ...]:
     """Each error that the node plugin makes: the module, the function, the call."""
     texts = {
         str(path.relative_to(folder)): path.read_text()
-        for folder in (ROOT / "node-plugin" / "devalloc_node", ROOT / "devalloc")
+        for folder in (
+            ROOT / "node-plugin" / "devalloc_node",
+            ROOT / "node-plugin" / "devalloc_machines",
+            ROOT / "devalloc",
+        )
         for path in sorted(folder.rglob("*.py"))
         if path.name != "errors.py"
     }

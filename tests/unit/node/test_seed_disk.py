@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from devalloc.api.machine_start import MAX_CLOUD_INIT
-from devalloc_node.machine import seed_disk
-from devalloc_node.machine.command_line import start_disks
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.spec import spec_of
+from devalloc_machines.qemu import seed_disk
+from devalloc_machines.qemu.command_line import start_disks
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.spec import spec_of
 from tests.support.toy_machines import machine_of, vm
 
 USERS = "#cloud-config\nusers: [{name: ops}]\n"

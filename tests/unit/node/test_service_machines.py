@@ -13,17 +13,17 @@ import pytest
 
 from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import Resources, ScalingBounds
-from devalloc_node.agent.permit_client import OwnPermits
+from devalloc_machines.agent.permit_client import OwnPermits
+from devalloc_machines.qemu.guest_report import GuestReport
+from devalloc_machines.qemu.preflight import check_numa
+from devalloc_machines.qemu.spec import RateLimits
+from devalloc_machines.service.request_fields import machine_to_start
+from devalloc_machines.vms import ServiceMachines
 from devalloc_node.errors import Denied
-from devalloc_node.machine.guest_report import GuestReport
-from devalloc_node.machine.preflight import check_numa
-from devalloc_node.machine.spec import RateLimits
-from devalloc_node.machine_service.request_fields import machine_to_start
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared, PreparedDevice
 from devalloc_node.operations.change_feed import machine_change
 from devalloc_node.pb import node_pb2 as pb
-from devalloc_node.vms import ServiceMachines
 from tests.support.node_service import Served, served
 from tests.unit.node.test_runners import FakeRunners
 from tests.unit.node.test_vms_scaling import FakeScalers

@@ -11,11 +11,11 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu.records import MachineView, State
+from devalloc_machines.vms import situation
+from devalloc_machines.vms.situation import Whose, read_situation, whose
+from devalloc_machines.vms.steps import STEPS, step_for
 from devalloc_node.errors import Unknown
-from devalloc_node.machine.records import MachineView, State
-from devalloc_node.vms import situation
-from devalloc_node.vms.situation import Whose, read_situation, whose
-from devalloc_node.vms.steps import STEPS, step_for
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 
 NODE, OTHER = "node-a", "node-b"

@@ -16,9 +16,9 @@ from devalloc.api.decode import decode
 from devalloc.api.fields import ApiModel
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
-from devalloc_node.machine_service import replies
-from devalloc_node.machine_service.request_fields import machine_to_adopt, machine_to_start, requested_scaling
-from devalloc_node.machine_service.spec_messages import ELSEWHERE, SpecField, content_of, spec_fields
+from devalloc_machines.service import replies
+from devalloc_machines.service.request_fields import machine_to_adopt, machine_to_start, requested_scaling
+from devalloc_machines.service.spec_messages import ELSEWHERE, SpecField, content_of, spec_fields
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service.request_fields import BadField
 from tests.support.examples import examples

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from devalloc_node.machine_service.service import MachineService
+from devalloc_machines.service.service import MachineService
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb import node_pb2_grpc
 from devalloc_node.pb.node_pb2_grpc import NodeStub

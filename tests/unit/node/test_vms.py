@@ -28,19 +28,19 @@ from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, Key, NotFound, Object, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.store.watcher import Listed
+from devalloc_machines.qemu.process import qemu_uuid
+from devalloc_machines.qemu.records import MachineAmounts, State
+from devalloc_machines.qemu.spec import RateLimits, spec_of
+from devalloc_machines.vms import LoopExecution, LoopSettings, VirtualMachineLoop, objects, start_refusals, steps
+from devalloc_machines.vms.machine_claims import due_unprepares, unprepare
+from devalloc_machines.vms.objects import permitted_on
+from devalloc_machines.vms.situation import read_situation
+from devalloc_machines.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
+from devalloc_machines.vms.steps import step_for
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine.process import qemu_uuid
-from devalloc_node.machine.records import MachineAmounts, State
-from devalloc_node.machine.spec import RateLimits, spec_of
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
-from devalloc_node.vms import LoopExecution, LoopSettings, VirtualMachineLoop, objects, start_refusals, steps
-from devalloc_node.vms.machine_claims import due_unprepares, unprepare
-from devalloc_node.vms.objects import permitted_on
-from devalloc_node.vms.situation import read_situation
-from devalloc_node.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
-from devalloc_node.vms.steps import step_for
 from devalloc_solver import solve_manifests
 from tests.support.host_pools import host
 from tests.support.node_errors import raises

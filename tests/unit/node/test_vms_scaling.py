@@ -22,17 +22,17 @@ from devalloc.scaling.metrics import GuestReport
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.agent import actuator
-from devalloc_node.agent.actuator import MachineActuator, MachineExecutors, memory_rounded_down, scaling_steps
-from devalloc_node.agent.channels import ChangeRefused, ScaledMachine
-from devalloc_node.agent.settings import ScalingSettings
+from devalloc_machines.agent import actuator
+from devalloc_machines.agent.actuator import MachineActuator, MachineExecutors, memory_rounded_down, scaling_steps
+from devalloc_machines.agent.channels import ChangeRefused, ScaledMachine
+from devalloc_machines.agent.settings import ScalingSettings
+from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
+from devalloc_machines.qemu.spec import spec_of
+from devalloc_machines.vms import MachineControls
+from devalloc_machines.vms.scaling import scaled_machine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.linux import Route
-from devalloc_node.machine.records import MachineAmounts, MachineView, State
-from devalloc_node.machine.spec import spec_of
-from devalloc_node.vms import MachineControls
-from devalloc_node.vms.scaling import scaled_machine
 from tests.support.node_errors import raises
 from tests.support.node_service import ToyLoop
 from tests.support.toy_machines import machine_of, vm

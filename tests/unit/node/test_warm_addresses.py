@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devalloc_machines.qemu.guest_network import kernel_argument, with_address
+from devalloc_machines.qemu.spec import AmountBounds, MachineSpec, Nic
+from devalloc_machines.warm.addresses import BridgeNetwork
+from devalloc_machines.warm.records import SetupRecord, SetupRecords
+from devalloc_machines.warm.setup import NotEnoughSetups
 from devalloc_node.errors import Denied
-from devalloc_node.machine.guest_network import kernel_argument, with_address
-from devalloc_node.machine.spec import AmountBounds, MachineSpec, Nic
 from devalloc_node.model.network_address import NetworkAddress, from_content
-from devalloc_node.warm.addresses import BridgeNetwork
-from devalloc_node.warm.records import SetupRecord, SetupRecords
-from devalloc_node.warm.setup import NotEnoughSetups
 from tests.support import toy_setups
 from tests.support.node_errors import raises
 

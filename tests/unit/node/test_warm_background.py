@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.warm.pool import Pool, PoolBackground
-from devalloc_node.warm.setup import Setup, WarmConfig
+from devalloc_machines.warm.pool import Pool, PoolBackground
+from devalloc_machines.warm.setup import Setup, WarmConfig
 from tests.support.toy_setups import BOOT, ToyPart, opened
 
 
@@ -24,7 +24,7 @@ def test_a_setup_without_processes_for_long_enough_is_taken_back(
     now = 0.0
     lived_in: list[str] = []
     monkeypatch.setattr(
-        "devalloc_node.warm.builder.occupants",
+        "devalloc_machines.warm.builder.occupants",
         lambda setups, own: {setup.id: ["somebody"] for setup in setups if setup.id in lived_in},
     )
     with opened(tmp_path, toy, lease_seconds=300.0) as pool:
@@ -41,7 +41,7 @@ def test_a_setup_without_processes_for_long_enough_is_taken_back(
 def test_a_plugin_that_keeps_fewer_than_the_killed_one_removes_the_others(
     tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch, target: int
 ) -> None:
-    monkeypatch.setattr("devalloc_node.warm.builder.occupants", lambda setups, own: {})
+    monkeypatch.setattr("devalloc_machines.warm.builder.occupants", lambda setups, own: {})
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns", target=3)
     killed = Pool(config, BOOT, parts=[toy])
     killed.open()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.resources import HostUses
+from devalloc_machines.qemu.spec import spec_of
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.setup import NotEnoughSetups, WarmConfig
 from devalloc_node.errors import Denied
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.resources import HostUses
-from devalloc_node.machine.spec import spec_of
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.setup import NotEnoughSetups, WarmConfig
 from tests.support.capacity_fakes import host
 from tests.support.deadlines import soon
 from tests.support.machines import virtual_machine

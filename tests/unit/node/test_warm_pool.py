@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_machines.warm import builder
+from devalloc_machines.warm.builder import SetupBuilder
+from devalloc_machines.warm.pool import Pool
+from devalloc_machines.warm.records import SetupRecord, SetupRecords
+from devalloc_machines.warm.setup import NotEnoughSetups, Setup, SetupNotTaken, WarmConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.warm import builder
-from devalloc_node.warm.builder import SetupBuilder
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.records import SetupRecord, SetupRecords
-from devalloc_node.warm.setup import NotEnoughSetups, Setup, SetupNotTaken, WarmConfig
 from tests.support.deadlines import soon
 from tests.support.node_errors import raises
 from tests.support.toy_setups import BOOT, ToyPart, host, opened
@@ -312,7 +312,7 @@ def test_a_pool_opens_though_it_is_not_seen_now_who_lives_in_what_is_to_go(
                 raise Failed("ProcessesUnseen", "out of file descriptors")
             return {}
 
-        blind.setattr("devalloc_node.warm.builder.occupants", unseen)
+        blind.setattr("devalloc_machines.warm.builder.occupants", unseen)
         pool.open()
         assert pool.status().removing == 1
     pool.look()

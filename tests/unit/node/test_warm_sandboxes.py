@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from devalloc_machines.qemu.cpu_pinning import NotEnoughCpus, pin_vcpus
+from devalloc_machines.qemu.process import Process
+from devalloc_machines.qemu.resources import free_cpus
+from devalloc_machines.qemu.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, NoSandboxes
+from devalloc_machines.warm.pool import Pool, WarmSandboxes
+from devalloc_machines.warm.records import SetupRecord
+from devalloc_machines.warm.setup import NotEnoughSetups, Setup, WarmConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.machine.cpu_pinning import NotEnoughCpus, pin_vcpus
-from devalloc_node.machine.process import Process
-from devalloc_node.machine.resources import free_cpus
-from devalloc_node.machine.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, NoSandboxes
-from devalloc_node.warm.pool import Pool, WarmSandboxes
-from devalloc_node.warm.records import SetupRecord
-from devalloc_node.warm.setup import NotEnoughSetups, Setup, WarmConfig
 from tests.support.deadlines import soon
 from tests.support.node_errors import raises
 from tests.support.toy_setups import BOOT, ToyPart, host, opened

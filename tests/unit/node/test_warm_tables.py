@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.inventory.capacity.cpus import format_cpu_list
+from devalloc_machines.qemu.cpu_pinning import NotEnoughCpus, choose_cpus
+from devalloc_machines.warm.function_replicas import image_name, number, replica_request
+from devalloc_machines.warm.setup import check_identifier, is_identifier, new_identifier
 from devalloc_node.errors import Denied
-from devalloc_node.machine.cpu_pinning import NotEnoughCpus, choose_cpus
-from devalloc_node.warm.function_replicas import image_name, number, replica_request
-from devalloc_node.warm.setup import check_identifier, is_identifier, new_identifier
 from tests.support.node_errors import raises
 from tests.support.toy_setups import host
 

@@ -18,10 +18,10 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Event, EventType, Key, Listing, Object, Store
 from devalloc.store.kubernetes import ApiError, KubernetesStore
+from devalloc_machines.vms.migration_objects import hand_over_object, take_moved_object
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.kube.watch_selection import OwnObjects
 from devalloc_node.operations.change_feed import machine_change
-from devalloc_node.vms.migration_objects import hand_over_object, take_moved_object
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import fill
 from tests.support.host_pools import host, machine

@@ -31,8 +31,8 @@ from devalloc.scaling.resources import Resources
 from devalloc.store import StoreError
 from devalloc.store.fencing import fence_objects
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
-from devalloc_node.agent.http_client import new_session
-from devalloc_node.agent.permit_client import ClusterEndpoint, HttpPermits
+from devalloc_machines.agent.http_client import new_session
+from devalloc_machines.agent.permit_client import ClusterEndpoint, HttpPermits
 from devalloc_node.errors import Denied, Failed, NodeError
 from tests.support.fake_kube import ClientKilled, FakeClient, FakeKube
 from tests.support.host_pools import host

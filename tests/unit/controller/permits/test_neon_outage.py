@@ -27,7 +27,7 @@ from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store import Change, CommitOutcomes
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
-from devalloc_node.agent.http_client import new_session
+from devalloc_machines.agent.http_client import new_session
 from devalloc_node.errors import NodeError
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.neon_installation import MACHINES, vm

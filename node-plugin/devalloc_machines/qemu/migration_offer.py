@@ -1,0 +1,211 @@
+"""What the source of a live migration offers, and whether the target can have a machine that is the same for its guest.
+
+The source reads it from its QEMU and its host; it comes to the target by the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from devalloc.api.meta import RESTART
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_machines.qemu import guest_numa, memory, migrated_firmware, pci, preflight, vcpu
+from devalloc_machines.qemu.command_line import BLOCK, MAX_PCI_SLOTS, MAX_QUEUES
+from devalloc_machines.qemu.launch import IncomingPlatform, queues_of_cards
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.pci import WindowReserve
+from devalloc_machines.qemu.pci_layout import port_places, ports_per_node
+from devalloc_machines.qemu.qmp import Monitor, checked_text
+from devalloc_machines.qemu.records import MachineAmounts, MachineRecord
+from devalloc_machines.qemu.spec import MachineSpec, NumaCell, spec_of, whole_cpus
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
+
+_MACHINE_TYPE = re.compile(r"(pc-q35-[0-9]{1,3}\.[0-9]{1,3}(?:\.[0-9]{1,3})?)-machine", re.ASCII)
+_MOST = 1 << 62
+_MAX_CELLS, _MAX_FLAGS = 64, 1024
+_FLAG = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class MovedDevice:
+    """A device of a claim that moves: on each node another one of the same hardware."""
+
+    claim: str
+    """The UID of the claim."""
+    index: int
+    """Its place among the claim's devices."""
+    port: str
+    """The root port that it is on; empty: not known yet."""
+    functions: tuple[str, ...]
+    """Which hardware its functions are (``moved_devices.identify``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the source says of a machine that can move."""
+
+    run: str
+    """The UUID of its run, which goes on."""
+    platform: IncomingPlatform
+    accel: Literal["kvm", "tcg"]
+    amounts: MachineAmounts
+    """What it has; memory is what its guest is asked to have."""
+    certificate: str
+    """Of the source's authority, as PEM."""
+    devices: tuple[MovedDevice, ...] = ()
+    restart_digest: str | None = None
+    """As of ``restart_digest``, of the machine as this run was started; None: the source does not say."""
+
+
+def restart_digest(machine: VirtualMachine) -> str:
+    """Which request for a restart a machine has, or that it has none. The text itself is a user's, of any length."""
+    request = machine.metadata.annotations.get(RESTART)
+    return hashlib.sha256(b"" if request is None else f"={request}".encode()).hexdigest()
+
+
+def as_started(machine: VirtualMachine, offered: Offer) -> VirtualMachine:
+    """The machine without a request for a restart that came after its run began: its source does not restart it any
+    more, so this node does when it has the machine."""
+    if offered.restart_digest in (None, restart_digest(machine)):
+        return machine
+    others = {name: text for name, text in machine.metadata.annotations.items() if name != RESTART}
+    return machine.model_copy(update={"metadata": machine.metadata.model_copy(update={"annotations": others})})
+
+
+def amounts_of(record: MachineRecord, monitor: Monitor, deadline: Deadline) -> MachineAmounts:
+    """What it has. Its memory is what QEMU asks its guest to have: that is where it goes on."""
+    goal = memory.requested_total(monitor, deadline) or memory.observe_memory(monitor, deadline).total
+    goal = min(max(goal, record.spec.memory.least), record.spec.memory.most)
+    milli = record.requested.cpu_milli if record.requested.cpu_milli is not None else record.applied.cpu_milli
+    return MachineAmounts(milli, vcpu.count(monitor, deadline), goal)
+
+
+def platform_of(
+    record: MachineRecord, config: MachineConfig, accel: Literal["kvm", "tcg"], monitor: Monitor, deadline: Deadline
+) -> IncomingPlatform:
+    """What its guest sees that follows from this node."""
+    spec = record.spec
+    return IncomingPlatform(
+        machine_type=_machine_type(monitor, deadline),
+        reserves=_reserves(record, monitor, deadline),
+        queues=queues_of_cards(spec),
+        cells=tuple((cell.cpus, cell.memory) for cell in spec.numa_cells),
+        distances=tuple(map(tuple, guest_numa.read_distances(spec.numa_cells, preflight.NODES))),
+        address_bits=preflight.address_bits(accel),
+        cpu_flags=preflight.cpu_flags() if accel == "kvm" else (),
+        firmware=migrated_firmware.identity_of(record, config),
+    )
+
+
+def _machine_type(monitor: Monitor, deadline: Deadline) -> str:
+    text = checked_text(monitor.execute("qom-get", {"path": "/machine", "property": "type"}, deadline=deadline))
+    if (match := _MACHINE_TYPE.fullmatch(text)) is None:
+        raise Denied("MachineNotMovable", f"QEMU reports the machine type {text[:80]!r}, which has no version")
+    return match[1]
+
+
+def _reserves(record: MachineRecord, monitor: Monitor, deadline: Deadline) -> tuple[WindowReserve, ...]:
+    """What its root ports reserve, as QEMU has it: devices of this node may have changed since it was started."""
+    by_name = {port.name: port.reserve for port in pci.list_root_ports(monitor, deadline)}
+    return tuple(by_name[port.id] for port in port_places(record.spec, record.node_ports))
+
+
+def with_offered_slots(machine: VirtualMachine, offered: Offer) -> VirtualMachine:
+    """With the PCI slots that it was started with, if its spec says no number: it has spare ones for the claims that
+    it had then, and may have others by now."""
+    spec = spec_of(machine)
+    if machine.spec.pci_slots is not None or node_ports(spec, offered) >= 0:
+        return machine
+    for slots in range(len(spec.claims), MAX_PCI_SLOTS + 1):
+        then = replace(spec, pci_slots=slots)
+        if len(port_places(then, ports_per_node(then))) == len(offered.platform.reserves):
+            return machine.model_copy(update={"spec": machine.spec.model_copy(update={"pci_slots": slots})})
+    return machine
+
+
+def node_ports(spec: MachineSpec, offered: Offer) -> int:
+    """How many root ports are on the expander bus of each NUMA node of its guest; -1: none that could be."""
+    cells, more = len(offered.platform.cells), len(offered.platform.reserves) - spec.pci_slots
+    if not cells:
+        return 0 if more == 0 else -1
+    return more // cells if more % cells == 0 and 0 <= more // cells <= spec.pci_slots else -1
+
+
+def check_offer(spec: MachineSpec, offered: Offer) -> None:
+    """Raises Denied (``OfferInvalid``): an offer comes by the store, where others write too."""
+    amounts, reserves = offered.amounts, offered.platform.reserves
+    vcpus, memory_bytes, milli = amounts.vcpus or 0, amounts.memory_bytes or 0, amounts.cpu_milli or 0
+    most = whole_cpus(spec.cpus.most)
+    cells, distances, bits = offered.platform.cells, offered.platform.distances, offered.platform.address_bits
+    faults = [
+        (_MACHINE_TYPE.fullmatch(f"{offered.platform.machine_type}-machine") is not None, "machine type"),
+        (re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", offered.run) is not None, "run"),
+        (offered.accel in ("kvm", "tcg"), "accelerator"),
+        (whole_cpus(spec.cpus.least) <= vcpus <= most, "number of vCPUs"),
+        (0 <= milli <= most * 1000, "CPU time"),
+        (spec.memory.least <= memory_bytes <= spec.memory.most and memory_bytes % BLOCK == 0, "memory"),
+        (node_ports(spec, offered) >= 0, "number of root ports"),
+        (all(0 <= size < _MOST for one in reserves for size in (one.prefetchable, one.memory)), "PCI windows"),
+        (
+            all(0 <= n < len(spec.nics) and 1 <= count <= MAX_QUEUES for n, count in offered.platform.queues.items()),
+            "number of queues of a card",
+        ),
+        (len(cells) <= _MAX_CELLS and all(0 <= size < _MOST for cell in cells for size in cell), "NUMA nodes"),
+        (
+            not distances
+            or (
+                [len(row) for row in distances] == [len(cells)] * len(cells)
+                and all(0 < value < 255 for row in distances for value in row)
+            ),
+            "distances of NUMA nodes",
+        ),
+        (bits is None or 32 <= bits <= 64, "number of address bits"),
+        (
+            len(offered.platform.cpu_flags) <= _MAX_FLAGS and all(map(_FLAG.fullmatch, offered.platform.cpu_flags)),
+            "CPU flags",
+        ),
+    ]
+    if wrong := [what for is_right, what in faults if not is_right]:
+        raise Denied(
+            "OfferInvalid",
+            f"machine {spec.key} cannot be received: the source offers another {', '.join(wrong)} than its spec allows",
+        )
+
+
+def check_cpu(spec: MachineSpec, accel: Literal["kvm", "tcg"], offered: Offer) -> None:
+    """Whether the guest finds the CPUs that it began with. Raises Denied (``AcceleratorDiffers``, ``CpuDiffers``)."""
+    if accel != offered.accel:
+        raise Denied("AcceleratorDiffers", f"machine {spec.key} runs with {offered.accel}, and this node has {accel}")
+    if accel != "kvm":
+        return
+    here, there = preflight.address_bits(accel), offered.platform.address_bits
+    differ = sorted(set(preflight.cpu_flags()) ^ set(offered.platform.cpu_flags))
+    if here != there:
+        why = f"its CPUs have {there} bits of addresses, and those of this node {here}"
+    elif differ:
+        why = f"only the CPUs of one of its two nodes have {', '.join(differ[:8])}" + (" ..." if differ[8:] else "")
+    else:
+        return
+    raise Denied("CpuDiffers", f"machine {spec.key} cannot move here while it runs: {why}")
+
+
+def cells_here(spec: MachineSpec, offered: Offer) -> tuple[NumaCell, ...]:
+    """NUMA nodes of this host for those of the guest, in its order. Raises Denied (``NumaDiffers``)."""
+    free, cells = list(spec.numa_cells), []
+    for cpus, memory_bytes in offered.platform.cells:
+        place = next((cell for cell in free if (cell.cpus, cell.memory) == (cpus, memory_bytes)), None)
+        if place is not None:
+            free.remove(place)
+            cells.append(place)
+    if free or len(cells) != len(offered.platform.cells):
+        there = len(offered.platform.cells) or 1
+        raise Denied(
+            "NumaDiffers",
+            f"machine {spec.key} cannot move here while it runs: its guest has {there} NUMA nodes of the sizes that "
+            "were reserved on its node, and other ones are reserved for it here",
+        )
+    return tuple(cells)

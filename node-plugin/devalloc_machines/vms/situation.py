@@ -1,0 +1,176 @@
+"""What is to be known of a machine before a step is done for it: whose it is by its object, and what became of it.
+
+The object says what is wanted and whose the machine is, the journal which run it is, and QEMU what that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from devalloc.api import meta, views
+from devalloc.api.decode import decode
+from devalloc.api.host_pool_names import node_of_host_pool
+from devalloc.api.machine_reservation import start_refusal
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.inventory.capacity import host_pool_name
+from devalloc.store import NotFound, Object, Store
+from devalloc_machines.qemu.process import qemu_uuid
+from devalloc_machines.qemu.records import MachineView, State
+from devalloc_machines.service.operations import MachineOperations
+from devalloc_machines.vms import objects
+from devalloc_machines.vms.machine_claims import Claims
+from devalloc_node.errors import NodeError
+
+
+class Whose(Enum):
+    """Whose a machine is, seen from this node: the first that is true counts."""
+
+    SERVICE = auto()
+    """It was created through the service, and has no object."""
+    MOVING = auto()
+    """It is about to change its node: only its migration changes it, and knows whose it is."""
+    GONE = auto()
+    """Its object is gone."""
+    TAKEN = auto()
+    """It was taken away from this node, which was fenced, and what is left of it here is not ended."""
+    EVICTED = auto()
+    """Nothing of it may run here, but what it keeps here stays."""
+    DELETED = auto()
+    ELSEWHERE = auto()
+    """Its object is on another node, or on none."""
+    UNPLACED = auto()
+    """It is to run here, and waits until this node reserves something for it."""
+    AWAITED = auto()
+    """It is to be here, and another node still holds it."""
+    FREE = auto()
+    """It is to be here, and no node holds it."""
+    INVALID = auto()
+    """This node holds it, and its object cannot be read."""
+    OURS = auto()
+    """This node holds it, and is to run it."""
+    RESTING = auto()
+    """This node holds it, and is not to run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A machine as it is now."""
+
+    key: str
+    obj: Object
+    """As the store has it now; if it is gone, as it was last heard of."""
+    vm: VirtualMachine | None
+    """What the object says; None if it is invalid."""
+    problem: str
+    """Why it is invalid."""
+    machine: MachineView | None
+    """The object's own, or one whose record cannot be read."""
+    claims: Claims
+    """Of one that is to run here."""
+    whose: Whose
+    state: State
+
+
+def whose(
+    obj: Object | None, vm: VirtualMachine | None, node: str, here: MachineView | None, *, is_unplaced: bool
+) -> Whose:
+    """Determine whose a machine is. ``obj``: as the store has it now, None if it is gone; ``here``: what this node has
+    under its name; ``is_unplaced``: whether this node has to reserve something for it and does not."""
+    if here is not None and here.is_moving:
+        return Whose.MOVING
+    if obj is None:
+        return Whose.SERVICE if here is not None and not here.uid else Whose.GONE
+    view, holder = views.MachineView(obj), objects.holder_of(obj)
+    if objects.was_taken_away(obj, node):
+        return Whose.TAKEN
+    if view.is_deleting:
+        return Whose.DELETED
+    if objects.must_leave(obj, node):
+        return Whose.EVICTED
+    if view.node != node:
+        return Whose.ELSEWHERE
+    if holder is None:
+        # One that an earlier run of the plugin refused waits for this node, which alone takes its refusal back.
+        is_to_run = vm is not None and vm.spec.running and not start_refusal(obj)
+        return Whose.UNPLACED if is_to_run and is_unplaced else Whose.FREE
+    if holder != node:
+        return Whose.AWAITED
+    if view.annotation(meta.PREPARED_ON) != node:
+        return Whose.FREE
+    if vm is None:
+        return Whose.INVALID
+    return Whose.OURS if vm.spec.running else Whose.RESTING
+
+
+def read_situation(
+    store: Store, operations: MachineOperations, obj: Object, claims_of: Callable[[Object], Claims] = lambda obj: {}
+) -> Situation:
+    """Read the situation of a machine, by its object as it was last heard of, which may be older than its arrival on
+    this node; ``claims_of`` an object. Raises StoreError, NodeError."""
+    key, uid, node = objects.key_of(obj), obj["metadata"]["uid"], operations.node_name
+    here = operations.machines.get(key)
+    now = objects.read_again(store, objects.KIND, key, uid)  # only now: it is written before its machine ceases to move
+    decoded = decode(obj if now is None else now)
+    vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
+    waits = now is not None and vm is not None and objects.holder_of(now) is None
+    is_unplaced = waits and vm is not None and now is not None and is_unreserved(store, node, now, vm)
+    of = whose(now, vm, node, here, is_unplaced=is_unplaced)
+    machine = here if here is not None and (here.uid == uid or here.state is State.UNREADABLE) else None
+    state = State.ABSENT if machine is None else machine.state
+    if now is not None and objects.holder_of(now) == node:
+        if here is None and _may_be_lost(operations, key):
+            state = State.LOST
+        elif foreign_pid(now, vm, node, here) is not None:
+            state = State.FOREIGN
+    obj, claims = now or obj, claims_of(now) if now is not None and of is Whose.OURS else {}
+    return Situation(key, obj, vm, str(decoded.error or "it is unreadable"), machine, claims, of, state)
+
+
+def _may_be_lost(operations: MachineOperations, key: str) -> bool:
+    """Whether a machine lives that has no record, also if that cannot be told."""
+    try:
+        return operations.machines.lost(key) is not None
+    except NodeError:
+        return True
+
+
+def take_object(store: Store, obj: Object, node: str) -> Object | None:
+    """Make an object this node's that no node holds; None if it is gone or not to be taken by now. Raises Failed."""
+
+    def taken(now: Object) -> Object | None:
+        if whose(now, None, node, None, is_unplaced=False) is not Whose.FREE:
+            return None
+        metadata = now["metadata"]
+        annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node}
+        others = [name for name in metadata.get("finalizers", []) if name != meta.NODE_FINALIZER]
+        finalizers = [*others, meta.NODE_FINALIZER]
+        return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": finalizers}}
+
+    return objects.update_with_retry(store, obj, taken, store.replace)
+
+
+def is_unreserved(store: Store, node: str, obj: Object, vm: VirtualMachine) -> bool:
+    """Whether a machine must wait until this node reserves something for it. A node that does not publish its capacity
+    for machines admits every machine placed on it. Raises StoreError."""
+    if objects.is_admitted(obj, node, vm.spec):
+        return False
+    try:
+        pool = store.get("DevicePool", None, host_pool_name(node))
+    except NotFound:
+        return False
+    return node_of_host_pool(pool) == node
+
+
+def foreign_pid(obj: Object, vm: VirtualMachine | None, node: str, here: MachineView | None) -> int | None:
+    """Find the process that runs a machine by its status, if no record of this plugin is of that run: a plugin with
+    another state folder has served this node before, or does so now. An adopted one is adopted again instead."""
+    status = obj.get("status") or {}
+    run, pid = status.get("machineID"), status.get("pid")
+    if not run or not isinstance(pid, int) or objects.holder_of(obj) != node:
+        return None
+    is_ours = here is not None and (here.runs or here.id == run)
+    if is_ours or (vm is not None and vm.spec.adopt is not None):
+        return None
+    return pid if qemu_uuid(pid) == run else None

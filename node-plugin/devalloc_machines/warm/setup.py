@@ -1,0 +1,209 @@
+"""What a warm setup is, and what an administrator says of the pool.
+
+What setups, and all that is named after them, may be called.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_machines.qemu.cpu_pinning import CpuPinning
+from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.spec import TAP
+from devalloc_machines.warm.addresses import BridgeNetwork, CniNetwork, derived_mac
+from devalloc_node.errors import Denied
+from devalloc_node.model.grant import shown
+from devalloc_node.model.network_address import NetworkAddress
+
+
+class NotEnoughSetups(Denied):
+    """There is not enough now, and there may be soon: the same request may succeed later. Nothing was changed."""
+
+    def __init__(self, short: str, message: str) -> None:
+        """``short``: what there is not enough of, such as ``setups`` or ``cpus``."""
+        super().__init__("TryAgain", message)
+        self.short = short
+
+
+class SetupNotTaken(Denied):
+    """A setup was to be given back that has no owner: it never existed, or was given back already."""
+
+    def __init__(self, setup: str) -> None:
+        super().__init__(
+            "SetupNotTaken",
+            f"setup {shown(setup)} is not taken: it was given back already, or this node has no setup with that id",
+        )
+
+
+MAX_IDENTIFIER = 76
+"""Characters, as containerd has it: names of namespaces, folders and files follow from it, with room to spare."""
+_FORM = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
+_RANDOM_BYTES = 10
+
+
+def is_identifier(text: str) -> bool:
+    """Runs of letters and digits, joined by single dots, dashes or underscores: never a path, never two names."""
+    return len(text) <= MAX_IDENTIFIER and _FORM.fullmatch(text) is not None
+
+
+def check_identifier(what: str, text: str) -> None:
+    """Raises Denied ``IdentifierInvalid``. ``what`` it is the name of, for the message."""
+    if not is_identifier(text):
+        raise Denied(
+            "IdentifierInvalid",
+            f"the {what} must be letters and digits, with single dots, dashes or underscores between them, at most "
+            f"{MAX_IDENTIFIER} characters, not {shown(text)}",
+        )
+
+
+def new_identifier(prefix: str) -> str:
+    """One that was never used and never will be: 80 random bits after the prefix."""
+    return f"{prefix}-{secrets.token_hex(_RANDOM_BYTES)}"
+
+
+Inode = tuple[int, int]
+"""Of a file, whatever its name: device and number. It tells namespaces apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Where a machine can be put at once. Used once: who comes next gets another, with another id."""
+
+    id: str
+    namespace: Path
+    """The file that keeps its network namespace, as ``ip netns`` has them: ``nsenter --net=FILE`` goes there."""
+    folder: Path
+    """Of its user alone (0700), empty: for sockets, logs and the like of the machine."""
+    inode: Inode | None = None
+    """Of the namespace; None until it is made."""
+    user: int | None = None
+    """Whose the folder, the TAP interface and the machine are, and no other setup's; None: the plugin's own."""
+    qmp: Path | None = None
+    """The socket of the monitor of the machine that waits there; None if none does."""
+    network: NetworkAddress | None = None
+    """Who its guest is in the network of setups; None: there is none, or the address is not chosen yet."""
+
+    @property
+    def tap(self) -> str:
+        """The TAP interface inside the namespace: up, persistent, attached to the network of setups if there is one."""
+        return TAP
+
+    @property
+    def mac(self) -> str:
+        """The address of the guest's side of the TAP."""
+        return self.own_mac if self.network is None else self.network.mac
+
+    @property
+    def own_mac(self) -> str:
+        """One that no other setup of any host has: locally administered."""
+        return derived_mac(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmConfig:
+    """The administrator's words about the pool."""
+
+    target: int = 0
+    """Setups that are kept ready."""
+    most: int = 256
+    """Setups in all: ready, taken, being made and being removed."""
+    on_demand: bool = True
+    """Whether one is made for who finds none ready, which takes him tens of milliseconds."""
+    run: Path = Path("/run/devalloc/warm")
+    """Records and folders of setups, best in memory, as the namespaces are. Those of another boot are removed."""
+    namespaces: Path = Path("/run/netns")
+    """Where namespaces get their names; ``ip netns`` looks there."""
+    prefix: str = "warm"
+    """What ids of setups begin with."""
+    users: range | None = None
+    """User ids, one for each setup at a time: whose its folder, TAP interface and machine are. None: the plugin's."""
+    machine: VirtualMachine | None = None
+    """What waits, paused, in each setup: a machine like this, with a network card on the TAP. None: no machine."""
+    network: BridgeNetwork | CniNetwork | None = None
+    """What the TAP interfaces of setups are connected to; None: nothing."""
+    cni_cache: Path | None = None
+    """Folder of what CNI plugins added and did not delete yet; None: in ``run``. It should outlive a reboot, as what
+    they write down does."""
+    nft: str = "nft"
+    """The program that filters packets, also to remove what an earlier run made."""
+    machines: MachineConfig = field(default_factory=MachineConfig)
+    """How these are run; its folders for state and sockets are replaced by those of the pool."""
+    vcpus_per_cpu: int | None = None
+    """How many vCPUs of takers may be pinned to one CPU of the host; None: any number."""
+    workers: int = 4
+    """Setups made, or removed, at the same time."""
+    lease_seconds: float = 300.0
+    """How long nothing may live in a taken setup until it counts as given back by an owner that has forgotten it."""
+    look_seconds: float = 5.0
+    """Between looks at what is taken."""
+
+    def __post_init__(self) -> None:
+        """Raises Denied ``IdentifierInvalid``, ValueError."""
+        check_identifier("prefix of warm setups", self.prefix)
+        if len(self.prefix) > MAX_IDENTIFIER // 2:
+            raise ValueError(
+                f"the prefix of warm setups must have at most {MAX_IDENTIFIER // 2} characters, got {len(self.prefix)}"
+            )
+        if not 0 <= self.target <= self.most:
+            raise ValueError(f"ready warm setups must be at most the maximum of {self.most}, got {self.target}")
+        if self.vcpus_per_cpu is not None and self.vcpus_per_cpu < 1:
+            raise ValueError(f"vCPUs per CPU must be at least 1, got {self.vcpus_per_cpu}")
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
+
+    @property
+    def attachments(self) -> Path:
+        """The folder of what CNI plugins added."""
+        return self.cni_cache or self.run / "cni"
+
+    @property
+    def paused(self) -> MachineConfig:
+        """How machines that wait are run: apart from all others of this node."""
+        return replace(self.machines, state=self.run / "lives", run=self.run / "machines")
+
+    def setup(self, name: str) -> Setup:
+        """The setup of that id, as far as its name tells. Raises Denied ``IdentifierInvalid``."""
+        check_identifier("id of a setup", name)
+        return Setup(name, self.namespaces / name, self.run / "setups" / name)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSetup:
+    """Who has a setup."""
+
+    setup: Setup
+    owner: str
+    since_ms: int
+    """Since 1970 UTC."""
+    request: str = ""
+    """What he called the taking."""
+    pin: CpuPinning | None = None
+    """Where his vCPUs are to run; None if he has not said how many he has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """How the pool is."""
+
+    target: int
+    most: int
+    ready: int
+    making: int
+    removing: int
+    taken: Sequence[TakenSetup]
+    """Those taken longest first."""
+    made: int
+    """Since this plugin runs."""
+    failures: int
+    """Setups that could not be made or removed, since this plugin runs."""
+    problem: str
+    """The last of these, unless a setup was made since; else empty."""
+
+    @property
+    def total(self) -> int:
+        return self.ready + self.making + self.removing + len(self.taken)
