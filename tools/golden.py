@@ -338,7 +338,7 @@ def _dialogue(case: dict[str, Any]) -> str:
     import http.client
 
     from devalloc.api.quantity import Quantity
-    from devalloc.controller.permits import Host
+    from devalloc.machines.permits import Host
     from devalloc.scaling.resources import Resources
     from devalloc.store.sqlite import SQLiteStore
     from tests.support.fake_tree import memory_folder

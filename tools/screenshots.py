@@ -20,12 +20,12 @@ from rich.console import Console
 from devalloc.api.manifests import load
 from devalloc.cli.render.top_screen import TopScreen
 from devalloc.controller.cordon import CordonTarget, set_cordon
-from devalloc.controller.overview import build_overview
-from devalloc.controller.overview.cache import CachedOverview
-from devalloc.controller.overview.refusal_cache import NO_REFUSALS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.overview import build_overview
+from devalloc.usage.overview.cache import CachedOverview
+from devalloc.usage.overview.refusal_cache import NO_REFUSALS
 from tests.support.browser import new_page, running, wait_until
 from tests.support.chromium import chromium
 from tests.support.go_build import Unavailable

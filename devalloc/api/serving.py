@@ -3,7 +3,7 @@
 Kubernetes says of a Node whether its kubelet runs. The plugin that runs machines is a service of its own, which can end
 while the Node is Ready: so it renews a Lease, and lets go of it as it ends. Nothing is decided by these. What a node
 last wrote of its machines stays in the store of one host, and only those who read for people see it otherwise; on a
-cluster the controller writes on machines what such readers see (``devalloc.controller.unserved_machines``), as the node
+cluster the controller writes on machines what such readers see (``devalloc.machines.unserved_machines``), as the node
 lifecycle controller of Kubernetes does on pods.
 """
 

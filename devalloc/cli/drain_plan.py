@@ -9,8 +9,8 @@ from devalloc.api.views import ClaimView
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget
-from devalloc.controller import drain as drains
-from devalloc.controller.drain import (
+from devalloc.machines import drain as drains
+from devalloc.machines.drain import (
     DrainedMachine,
     Fate,
     Outlook,
@@ -36,7 +36,7 @@ def predict(
     claims: Collection[tuple[str, str]],
     note: str,
 ) -> dict[Key, Outlook]:
-    """As ``devalloc.controller.drain.predict``, of the objects of a store; empty if the user may not read what it
+    """As ``devalloc.machines.drain.predict``, of the objects of a store; empty if the user may not read what it
     needs. Raises StoreError."""
     if not claims and not any(one.fate in (Fate.MOVE, Fate.MIGRATE) for one in machines):
         return {}

@@ -18,7 +18,8 @@ from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import StoreTarget, current_user, open_target, unserved_note
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.controller.cordon import NoPools, is_node_cordoned, set_cordon
-from devalloc.controller.drain import (
+from devalloc.controller.reconcile.release import InUse, release_claim
+from devalloc.machines.drain import (
     PURPOSE,
     DrainedMachine,
     Fate,
@@ -33,7 +34,7 @@ from devalloc.controller.drain import (
     plan_drain,
     withdraw_requests,
 )
-from devalloc.controller.drain_steps import (
+from devalloc.machines.drain_steps import (
     Action,
     Entry,
     Look,
@@ -45,8 +46,7 @@ from devalloc.controller.drain_steps import (
     take_look,
     too_late,
 )
-from devalloc.controller.migrations import begin_migration, withdraw_migration
-from devalloc.controller.reconcile.release import InUse, release_claim
+from devalloc.machines.migrations import begin_migration, withdraw_migration
 from devalloc.store import OBJECT_FAILURES, REFUSALS, Conflict, Key, NotFound, Store, StoreError
 
 _MACHINE = "VirtualMachine"

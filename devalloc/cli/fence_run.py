@@ -17,9 +17,9 @@ from devalloc.cli.render.output import show_spinner
 from devalloc.cli.served_store import ServedStore
 from devalloc.cli.target import StoreTarget, current_user, open_target
 from devalloc.cli.terminal import print_line, print_note
-from devalloc.controller.drain import DrainedMachine, Fate, Outlook, drained_machines
 from devalloc.controller.fencing import is_named, state_fence, withdraw_fence
 from devalloc.controller.reconcile.fenced import held_objects, take_away
+from devalloc.machines.drain import DrainedMachine, Fate, Outlook, drained_machines
 from devalloc.store import Key, Store
 from devalloc.store.serving import serving_process
 

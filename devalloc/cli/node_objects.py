@@ -39,8 +39,8 @@ def node_names(what: tuple[str, ...]) -> list[str] | None:
 def node_objects(store: Store) -> list[Object]:
     """One object for each node with pools, machines or claims, in natural order. Raises StoreError."""
     from devalloc.cli.served_store import served_view
-    from devalloc.controller.overview import node_statuses
     from devalloc.store.nodes import has_nodes
+    from devalloc.usage.overview import node_statuses
 
     served = served_view(store)
     unserved = served.unserved_nodes(store) if served is not None else {}

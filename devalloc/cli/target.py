@@ -363,8 +363,8 @@ def unanswered_claims_note(store: Store) -> str:
     """A sentence if a cluster's controller is installed and answers no ResourceClaims; "" otherwise, or if the user may
     not read that."""
     from devalloc.controller.leader.election import LEASE_NAME
-    from devalloc.controller.overview.claims import NOT_ANSWERED
     from devalloc.store.kubernetes import ApiError, KubernetesStore
+    from devalloc.usage.overview.claims import NOT_ANSWERED
 
     if not isinstance(store, KubernetesStore):
         return ""

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from devalloc.controller.fencing_program import FencingSettings
-    from devalloc.controller.permits.leader_server import PermitListenAddress
-    from devalloc.controller.permits.settings import PlainListener
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
     from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
+    from devalloc.machines.permits.leader_server import PermitListenAddress
+    from devalloc.machines.permits.settings import PlainListener
     from devalloc.programs.controller_parts import ClusterSettings
     from devalloc.store.kubernetes import Client
 
@@ -198,9 +198,9 @@ class ControllerOptions:
 def controller(options: ControllerOptions, connect: Callable[[], Client], display: ProgressDisplay) -> Program:
     """Allocate the claims of a cluster and place its machines, as the one of several controllers that leads, or stand
     by. Raises BadSetting."""
-    from devalloc.controller.overview.claims import NOT_ANSWERED
-    from devalloc.controller.page import FleetPage
     from devalloc.programs.controller_parts import ClusterProcess
+    from devalloc.usage.overview.claims import NOT_ANSWERED
+    from devalloc.usage.page import FleetPage
 
     settings, unverified = _settings(options)
     if unverified and settings.listen is not None:
@@ -327,7 +327,7 @@ def _hint(audience: str) -> Markup:
 
 
 def _listening(text: str | None, address: str | None) -> PermitListenAddress | None:
-    from devalloc.controller.permits.leader_server import PermitListenAddress
+    from devalloc.machines.permits.leader_server import PermitListenAddress
 
     at = host_and_port(text or "", "--permits", "0.0.0.0:10299")
     if at is None:
@@ -364,7 +364,7 @@ def _permits(options: ControllerOptions) -> PermitListenAddress | None:
 
 def _plain(options: ControllerOptions) -> PlainListener | None:
     """Where Neon's agents ask. Raises BadSetting."""
-    from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
+    from devalloc.machines.permits.settings import PlainListener, UnsafeSettings
     from devalloc.programs.scaling_options import parse_networks
 
     at = host_and_port(options.neon_permits or "", "--neon-permits", "10.0.0.7:10297")

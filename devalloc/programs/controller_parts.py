@@ -27,13 +27,6 @@ from devalloc.controller.http_endpoints import HttpSite, SitePage
 from devalloc.controller.leader.election import GRACE_SECONDS, LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection
 from devalloc.controller.leader.lease import Lease, LeaseLost, LeaseTerm
 from devalloc.controller.metrics import TYPE, ControllerMetrics
-from devalloc.controller.migration_cleanup import MigrationCleanup
-from devalloc.controller.overview.cache import OverviewCache
-from devalloc.controller.overview.fleet_monitor import FleetMonitor
-from devalloc.controller.overview.metrics import FleetCollector
-from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
-from devalloc.controller.permits.leadership import ProcessLeadership
-from devalloc.controller.permits.neon_vms import NEON_MACHINES, NeonMachines
 from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
@@ -42,13 +35,14 @@ from devalloc.controller.reconcile.resource_claims.allocator import ResourceClai
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.controller.reconcile.vm_scheduling import MIGRATION_KIND
-from devalloc.controller.replica_sets import KIND as REPLICA_SET_KIND
-from devalloc.controller.replica_sets import ReplicaSets
-from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
-from devalloc.controller.unserved_machines import UnservedMachines
-from devalloc.controller.usage import UsageAccountant
-from devalloc.controller.usage.metrics import UsageCollector
-from devalloc.controller.usage.report import GROUPINGS, grouped, parse_month, read_report, report_json
+from devalloc.machines.migration_cleanup import MigrationCleanup
+from devalloc.machines.permits.leader_server import LeaderPermitServer, PermitListenAddress
+from devalloc.machines.permits.leadership import ProcessLeadership
+from devalloc.machines.permits.neon_vms import NEON_MACHINES, NeonMachines
+from devalloc.machines.replica_sets import KIND as REPLICA_SET_KIND
+from devalloc.machines.replica_sets import ReplicaSets
+from devalloc.machines.runner_pods import RUNNER_PODS, RunnerPods
+from devalloc.machines.unserved_machines import UnservedMachines
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.program import Loop, Program
 from devalloc.store import Object, StoreError
@@ -58,6 +52,12 @@ from devalloc.store.kubernetes.node_leases import NodeLeases
 from devalloc.store.kubernetes.object_writer import ObjectWriter
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
 from devalloc.store.kubernetes.transaction import RECORDS
+from devalloc.usage.accounting import UsageAccountant
+from devalloc.usage.accounting.metrics import UsageCollector
+from devalloc.usage.accounting.report import GROUPINGS, grouped, parse_month, read_report, report_json
+from devalloc.usage.overview.cache import OverviewCache
+from devalloc.usage.overview.fleet_monitor import FleetMonitor
+from devalloc.usage.overview.metrics import FleetCollector
 from devalloc.worker import when_set
 
 log = logging.getLogger(__name__)

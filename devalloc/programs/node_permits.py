@@ -19,9 +19,9 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
-    from devalloc.controller.permits import Host as Limits
-    from devalloc.controller.permits import PermitServer
-    from devalloc.controller.permits.hosts import FrozenHosts
+    from devalloc.machines.permits import Host as Limits
+    from devalloc.machines.permits import PermitServer
+    from devalloc.machines.permits.hosts import FrozenHosts
     from devalloc.store import Store
     from devalloc_node.node import Node
 
@@ -34,8 +34,8 @@ MACHINE_START_SECONDS = 5.0
 
 def frozen_hosts(node: Node) -> FrozenHosts:
     """This host's capacity, and the usage of machines without a VirtualMachine; inside, no machine can start."""
-    from devalloc.controller.permits import Host
     from devalloc.inventory.capacity import discover_capacity
+    from devalloc.machines.permits import Host
     from devalloc.scaling.resources import Resources
     from devalloc.store import Unavailable
     from devalloc_machines.part import machines_of
@@ -66,11 +66,11 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
     If another process uses the port, it waits and retries, because the rest of the plugin does not need it;
     ``not_ours`` is set meanwhile.
     """
-    from devalloc.controller.permits import PermitServer, PermitServices, Settings
-    from devalloc.controller.permits.hosts import HostSource
-    from devalloc.controller.permits.leadership import new_holder, permits_lease
-    from devalloc.controller.permits.server import ServerAddresses
-    from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
+    from devalloc.machines.permits import PermitServer, PermitServices, Settings
+    from devalloc.machines.permits.hosts import HostSource
+    from devalloc.machines.permits.leadership import new_holder, permits_lease
+    from devalloc.machines.permits.server import ServerAddresses
+    from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
     from devalloc_machines.part import machines_of
 
     still = frozen_hosts(node)
@@ -135,7 +135,7 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
 @contextmanager
 def _serve_ledgers(server: PermitServer, at: Path | None, stop: threading.Event) -> Iterator[None]:
     """While inside, until ``stop`` is set, serve state and metrics at a unix socket that only this user can open."""
-    from devalloc.controller.permits.metrics import TYPE
+    from devalloc.machines.permits.metrics import TYPE
     from devalloc_machines.agent.agent import page_served
     from devalloc_node.net.http import JSON, HttpRequest, HttpResponse
 

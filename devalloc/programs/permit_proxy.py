@@ -50,9 +50,9 @@ class PermitProxyOptions:
 def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], display: ProgressDisplay) -> Program:
     """Forward requests of agents that speak plain HTTP to the permit server of the controller that leads. Raises
     BadSetting. The program ends with ProgramFailed if it cannot listen."""
-    from devalloc.controller.permits.leader_server import in_url
-    from devalloc.controller.permits.proxy import PermitProxy
-    from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
+    from devalloc.machines.permits.leader_server import in_url
+    from devalloc.machines.permits.proxy import PermitProxy
+    from devalloc.machines.permits.settings import PlainListener, UnsafeSettings
     from devalloc.programs.permit_endpoint import published_endpoint
 
     if not options.agents:

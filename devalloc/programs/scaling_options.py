@@ -185,7 +185,7 @@ def _listen_place(port: int | None, door: Path, what: str) -> Path | int | None:
 def _server_ports(options: ScalingOptions, door: Path, migration_seconds: float) -> ServerPorts | None:
     """The local permit server; None if another one is used."""
     if options.permits is None:
-        from devalloc.controller.permits.settings import PORT as DEFAULT_PORT
+        from devalloc.machines.permits.settings import PORT as DEFAULT_PORT
         from devalloc_machines.agent.settings import ServerPorts
 
         if options.permits_without_token and options.permits_token_file is not None:

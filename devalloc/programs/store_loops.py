@@ -14,7 +14,6 @@ from pathlib import Path
 
 from devalloc.api.cordon import NODE_KIND
 from devalloc.controller.host_inventory import HostInventory, InventorySource
-from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.pool_publisher import (
     PublishLock,
     PublishResult,
@@ -29,16 +28,17 @@ from devalloc.controller.reconcile.device_claims import (
 )
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
-from devalloc.controller.replica_sets import KIND as REPLICA_SET_KIND
-from devalloc.controller.replica_sets import ReplicaSets
-from devalloc.controller.usage import UsageAccountant
-from devalloc.controller.usage.records import KIND as RECORD_KIND
 from devalloc.inventory.watch import UdevSource
+from devalloc.machines.migration_cleanup import MigrationCleanup
+from devalloc.machines.replica_sets import KIND as REPLICA_SET_KIND
+from devalloc.machines.replica_sets import ReplicaSets
 from devalloc.program import Loop, Program
 from devalloc.service_manager import Round
 from devalloc.store import Key, Store, Unavailable, Unusable
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.accounting import UsageAccountant
+from devalloc.usage.accounting.records import KIND as RECORD_KIND
 from devalloc.worker import when_set
 
 GRACE_SECONDS = 2.0

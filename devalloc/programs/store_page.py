@@ -16,11 +16,11 @@ from typing import Any
 from markupsafe import Markup
 
 from devalloc.controller.http_endpoints import HttpSite
-from devalloc.controller.page import FleetPage, SingleTokenAuthorizer
 from devalloc.program import ProgramFailed
 from devalloc.programs.settings import TOKEN_FILE, host_and_port
 from devalloc.settings import BadSetting
 from devalloc.store import Store
+from devalloc.usage.page import FleetPage, SingleTokenAuthorizer
 
 
 class StorePage:

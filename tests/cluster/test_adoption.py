@@ -14,10 +14,10 @@ import pytest
 from devalloc.api.adopted_pools import ADOPTED_AT, rule_manifest
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 from devalloc.cli.main import run
-from devalloc.controller.overview import fleet_monitor
 from devalloc.controller.reconcile.resource_claims import adoption
 from devalloc.programs.controller_parts import ClusterSettings
 from devalloc.store.kubernetes import ApiError, Client
+from devalloc.usage.overview import fleet_monitor
 from tests.support import kube_build, kube_claims, kube_controllers, kube_node
 from tests.support.controllers import Controller
 from tests.support.go_build import Progress, Unavailable

@@ -18,9 +18,9 @@ from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.replica_sets import machine_manifest
 from devalloc.install.manifests import InstallOptions, render_manifests
 from devalloc.install.manifests import object_collection_path as path_of_manifest
+from devalloc.machines.replica_sets import machine_manifest
 from devalloc.store import Change, Conflict, Invalid, Key
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS

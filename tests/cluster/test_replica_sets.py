@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.replica_sets import KIND
+from devalloc.machines.replica_sets import KIND
 from tests.support import kube_crds, kube_rights
 from tests.support.controller_processes import Process
 from tests.support.kube_api import Cluster

@@ -22,17 +22,17 @@ from devalloc.api.kinds import API_KINDS
 from devalloc.api.serving import node_lease, silence
 from devalloc.api.views import ClaimView
 from devalloc.controller import fencing
-from devalloc.controller.permits import leadership
 from devalloc.controller.reconcile import fenced
-from devalloc.controller.unserved_machines import CONFIRM_SECONDS, UnservedMachines
-from devalloc.controller.usage.records import record_name
 from devalloc.install.manifests import InstallOptions, object_collection_path, render_manifests
 from devalloc.inventory.pools import node_scoped_name
+from devalloc.machines.permits import leadership
+from devalloc.machines.unserved_machines import CONFIRM_SECONDS, UnservedMachines
 from devalloc.scaling.permits.endpoint import NAME as PERMITS_PLACE
 from devalloc.store import Change
 from devalloc.store.errors import Forbidden, Key, StoreError
 from devalloc.store.kubernetes import NAMESPACE, Client, KubernetesStore, transaction
 from devalloc.store.kubernetes.node_leases import NodeLeases
+from devalloc.usage.accounting.records import record_name
 from devalloc_machines.vms import objects
 from devalloc_machines.vms.situation import take_object
 from devalloc_node.claims import finalizers

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
-from devalloc.controller.permits import Settings as ServerSettings
+from devalloc.machines.permits import Settings as ServerSettings
 from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.resources import Resources, ScalingBounds

@@ -13,8 +13,8 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.controller.cordon import CordonTarget, set_cordon
-from devalloc.controller.drain import Fate, drained_machines, evict
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.machines.drain import Fate, drained_machines, evict
 from devalloc.store import Conflict, Object
 from devalloc.store.kubernetes import object_writer
 from devalloc_machines.service.operations import MachineOperations

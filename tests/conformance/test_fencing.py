@@ -14,10 +14,10 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.fencing import fenced_from
 from devalloc.controller.cordon import CordonTarget, set_cordon
-from devalloc.controller.drain import drained_machines, evict
 from devalloc.controller.fencing import state_fence, withdraw_fence
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.fenced import held_objects, is_fenced, take_away
+from devalloc.machines.drain import drained_machines, evict
 from devalloc.store import Forbidden, Invalid, Object, StoreError, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS

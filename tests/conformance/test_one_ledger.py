@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits.sources import read_vm
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.capacity import discover_capacity
+from devalloc.machines.permits.sources import read_vm
 from devalloc.programs.node_permits import frozen_hosts
 from devalloc.store import Conflict, Store
 from devalloc_machines.part import machines_of

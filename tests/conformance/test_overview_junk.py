@@ -14,12 +14,12 @@ import pytest
 
 from devalloc.api.manifests import load
 from devalloc.cli.render.fleet import print_overview
-from devalloc.controller.overview import build_overview
-from devalloc.controller.page.pages import render_overview
-from devalloc.controller.page.view import PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.overview import build_overview
+from devalloc.usage.page.pages import render_overview
+from devalloc.usage.page.view import PageQuery
 from tests.support.examples import examples
 from tests.support.fleet_manifests import fill
 from tests.support.overview_checks import adds_up

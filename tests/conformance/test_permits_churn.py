@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from devalloc.api.views import MachineView
-from devalloc.controller.permits import Host, Settings
-from devalloc.controller.permits.ledger import PermitLedgers
+from devalloc.machines.permits import Host, Settings
+from devalloc.machines.permits.ledger import PermitLedgers
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.store import Conflict, Fence, Object, StoreError
 from devalloc.store.sqlite import SQLiteStore

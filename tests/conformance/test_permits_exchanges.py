@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from devalloc.api.quantity import Quantity
-from devalloc.controller.permits import Host
+from devalloc.machines.permits import Host
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_tree import memory_folder

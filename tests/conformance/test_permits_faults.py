@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits import Settings, server, writer
+from devalloc.machines.permits import Settings, server, writer
 from devalloc.store import Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_tree import memory_folder

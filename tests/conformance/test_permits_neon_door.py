@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from devalloc.controller.certificate import self_signed_with_pem
-from devalloc.controller.permits import Settings, server
-from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
+from devalloc.machines.permits import Settings, server
+from devalloc.machines.permits.settings import PlainListener, UnsafeSettings
 from devalloc.net.http_server import is_within
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore

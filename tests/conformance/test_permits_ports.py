@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller import permits
-from devalloc.controller.permits import Settings, server
-from devalloc.controller.permits.hosts import HostSource
-from devalloc.controller.permits.leadership import new_holder, permits_lease
+from devalloc.machines import permits
+from devalloc.machines.permits import Settings, server
+from devalloc.machines.permits.hosts import HostSource
+from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.programs import node_permits
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits import Host, Settings
-from devalloc.controller.permits.ledger import CanMigrate
-from devalloc.controller.permits.migration import MigrationEnd
+from devalloc.machines.permits import Host, Settings
+from devalloc.machines.permits.ledger import CanMigrate
+from devalloc.machines.permits.migration import MigrationEnd
 from devalloc.net.http_server import _ConnectionGuard, server_tls
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.resources import Resources

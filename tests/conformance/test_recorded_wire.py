@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from devalloc.controller.permits import Settings
-from devalloc.controller.permits.settings import PlainListener
+from devalloc.machines.permits import Settings
+from devalloc.machines.permits.settings import PlainListener
 from devalloc.scaling.messages import monitor
 from devalloc.scaling.messages.permits import RequestError, decode_reply, decode_request, encode_reply, encode_request
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources

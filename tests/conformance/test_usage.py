@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from devalloc.controller.usage.accountant import SAVE_CHANGES_SECONDS
+from devalloc.usage.accounting.accountant import SAVE_CHANGES_SECONDS
 from tests.support.cli_shell import Shell, claim, devalloc, device_class, pool, text
 from tests.support.waiting import until
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from devalloc.api import meta
-from devalloc.controller.migrations import begin_migration
+from devalloc.machines.migrations import begin_migration
 from devalloc.scaling.vm_info import LABEL_MIGRATION
 from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 
-from devalloc.controller.permits.decide import PermitTransaction
-from devalloc.controller.permits.ledger import Host, PermitLedgers
-from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.sources import bytes_text, cpus_text
+from devalloc.machines.permits.decide import PermitTransaction
+from devalloc.machines.permits.ledger import Host, PermitLedgers
+from devalloc.machines.permits.settings import Settings
+from devalloc.machines.permits.sources import bytes_text, cpus_text
 from devalloc.scaling.messages.permits import (
     LoadMetrics,
     PermitRequest,

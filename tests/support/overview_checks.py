@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from devalloc.controller.overview import STATES, DeviceSummary, Overview
+from devalloc.usage.overview import STATES, DeviceSummary, Overview
 
 
 def devices_of(view: Overview) -> list[tuple[str, DeviceSummary]]:

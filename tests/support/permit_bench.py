@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.controller.permits import Host, Hosts, PermitServer, Settings
-from devalloc.controller.permits.hosts import FrozenHosts, HostSource
-from devalloc.controller.permits.leadership import new_holder, permits_lease
-from devalloc.controller.permits.server import PermitServices, ServerAddresses
-from devalloc.controller.permits.sources import bytes_text, cpus_text
+from devalloc.machines.permits import Host, Hosts, PermitServer, Settings
+from devalloc.machines.permits.hosts import FrozenHosts, HostSource
+from devalloc.machines.permits.leadership import new_holder, permits_lease
+from devalloc.machines.permits.server import PermitServices, ServerAddresses
+from devalloc.machines.permits.sources import bytes_text, cpus_text
 from devalloc.scaling.resources import Resources
 from devalloc.store import Conflict, Object, Store
 from devalloc.store.sqlite import SQLiteStore

@@ -11,10 +11,10 @@ import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from devalloc.controller.permits import PermitServer, Settings
-from devalloc.controller.permits.hosts import HostSource
-from devalloc.controller.permits.leadership import new_holder, permits_lease
-from devalloc.controller.permits.server import PermitServices, ServerAddresses
+from devalloc.machines.permits import PermitServer, Settings
+from devalloc.machines.permits.hosts import HostSource
+from devalloc.machines.permits.leadership import new_holder, permits_lease
+from devalloc.machines.permits.server import PermitServices, ServerAddresses
 from devalloc.scaling.resources import Resources
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from unittest.mock import Mock
 
-from devalloc.controller.permits.decide import ConditionValue, PermitRecord, PermitTransaction
-from devalloc.controller.permits.ledger import PermitLedgers
-from devalloc.controller.permits.neon_vms import NeonMachines
-from devalloc.controller.permits.sources import MachineSources
+from devalloc.machines.permits.decide import ConditionValue, PermitRecord, PermitTransaction
+from devalloc.machines.permits.ledger import PermitLedgers
+from devalloc.machines.permits.neon_vms import NeonMachines
+from devalloc.machines.permits.sources import MachineSources
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.store import Change, Object

@@ -11,8 +11,8 @@ from typing import Any
 
 from devalloc.controller.authorization import Authorizer
 from devalloc.controller.http_endpoints import HttpSite
-from devalloc.controller.page import FleetPage, SingleTokenAuthorizer
 from devalloc.store import Event, Listing, Object, Store
+from devalloc.usage.page import FleetPage, SingleTokenAuthorizer
 from tests.support.waiting import in_threads
 
 TOKEN = "a-token.of_the-page"

@@ -79,7 +79,7 @@ def _serve() -> None:
 
     from devalloc.api import kinds
     from devalloc.cli.main import cli
-    from devalloc.controller.permits.sources import read_vm
+    from devalloc.machines.permits.sources import read_vm
     from devalloc.store.sqlite import SQLiteStore
 
     api_kinds = kinds.API_KINDS if hasattr(kinds, "API_KINDS") else kinds.KINDS  # 0.1.0 calls it so

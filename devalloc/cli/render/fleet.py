@@ -10,12 +10,12 @@ from devalloc.cli.render.cells import ago, amounts_cell, state_cell
 from devalloc.cli.render.output import Cell, StyledText, print_table
 from devalloc.cli.render.pictures import STYLES
 from devalloc.cli.terminal import print_line
-from devalloc.controller.overview import STATES, DeviceCounts, Overview
-from devalloc.controller.overview.model import count_noun
-from devalloc.controller.overview.picture import rack_pictures
+from devalloc.usage.overview import STATES, DeviceCounts, Overview
+from devalloc.usage.overview.model import count_noun
+from devalloc.usage.overview.picture import rack_pictures
 
 if TYPE_CHECKING:
-    from devalloc.controller.overview import (
+    from devalloc.usage.overview import (
         CardSummary,
         ClaimSummary,
         DeviceSummary,

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from devalloc.cli.layout import wrap_sentence
 from devalloc.cli.render.output import one_line
-from devalloc.controller.overview import STATES, DeviceCounts
-from devalloc.controller.overview.model import CardSummary, ClaimSummary, NodeSummary
-from devalloc.controller.overview.picture import CardPicture, Piece, card_picture
 from devalloc.controller.refusals import Layer, Refusal
+from devalloc.usage.overview import STATES, DeviceCounts
+from devalloc.usage.overview.model import CardSummary, ClaimSummary, NodeSummary
+from devalloc.usage.overview.picture import CardPicture, Piece, card_picture
 
 STYLES = {"free": "green", "shared": "cyan", "held": "blue", "unavailable": "red", "excluded": "bright_black"}
 _MARKS = {"free": "-", "shared": "▒", "held": "█", "unavailable": "x", "excluded": "░"}

@@ -24,9 +24,9 @@ from devalloc.cli.render.fleet import (
 )
 from devalloc.cli.render.output import Cell, StyledText, one_line
 from devalloc.cli.render.pictures import BAR, claim_lines, counts_bar, node_lines, plain_lines
-from devalloc.controller.overview import Overview
-from devalloc.controller.overview.cache import CachedOverview, OverviewCache
-from devalloc.controller.overview.refusal_cache import Refusals
+from devalloc.usage.overview import Overview
+from devalloc.usage.overview.cache import CachedOverview, OverviewCache
+from devalloc.usage.overview.refusal_cache import Refusals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

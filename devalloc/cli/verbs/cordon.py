@@ -135,7 +135,7 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     \b
     devalloc uncordon 0000-08-00-0
     """
-    from devalloc.controller.drain import withdraw_requests
+    from devalloc.machines.drain import withdraw_requests
 
     failures: list[Key] = []
 

@@ -493,7 +493,7 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
 def _machine_of_set(place: StoreTarget, words: tuple[str, ...], namespace: str) -> str | None:
     """The machine that explains a set of machines: one that is not ready, if there is any. None if the words name
     something else. Raises NotFound, and CommandFailed for a set without machines."""
-    from devalloc.controller.replica_sets import is_ready, owner_of
+    from devalloc.machines.replica_sets import is_ready, owner_of
 
     word, _, name = "/".join(words).rstrip("/").rpartition("/")
     try:

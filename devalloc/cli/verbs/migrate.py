@@ -65,7 +65,7 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
     devalloc migrate vm/web
     devalloc migrate vm/web --to node-b --timeout 1h
     """
-    from devalloc.controller.migrations import begin_migration, new_migration
+    from devalloc.machines.migrations import begin_migration, new_migration
 
     with open_target(place.within(namespace)) as store:
         explain_waiting(store)
@@ -154,7 +154,7 @@ class Follower:
     def withdraw(self, why: str, question: str = "") -> int:
         """Delete the migration, and say where the machine is when that is settled. The exit code. ``question``: the
         end of the message."""
-        from devalloc.controller.migrations import withdraw_migration
+        from devalloc.machines.migrations import withdraw_migration
 
         note = missing_controller_note(self._store)
         withdraw_migration(self._store, self._key)

@@ -166,7 +166,7 @@ def resume(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespa
 
 def _machines(store: Store, names: Sequence[str], namespace: str) -> list[Key]:
     """The machines that are named, and those of sets that are named. Raises BadInput, NotFound, CommandFailed."""
-    from devalloc.controller.replica_sets import owner_of
+    from devalloc.machines.replica_sets import owner_of
 
     keys: list[Key] = []
     for key in keys_of(names, namespace, default="virtualmachines", store=store):
@@ -248,7 +248,7 @@ def _request_restart(store: Store, key: Key) -> str:
 
 
 def _begun_anew(runs: dict[Key, str]) -> StateTest:
-    from devalloc.controller.replica_sets import is_ready
+    from devalloc.machines.replica_sets import is_ready
 
     return lambda obj: is_ready(obj) and MachineView(obj).status.get("machineID") != runs.get(Key.of(obj))
 

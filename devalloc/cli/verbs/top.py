@@ -28,8 +28,8 @@ from devalloc.cli.target import (
 if TYPE_CHECKING:
     from devalloc.cli.keys import Keys
     from devalloc.cli.render.top_screen import DrawTop, TopScreen
-    from devalloc.controller.overview.cache import OverviewCache
     from devalloc.store import Store
+    from devalloc.usage.overview.cache import OverviewCache
 
 _ASKING = ("DeviceClaim", "VirtualMachine")
 MIN_SECONDS = 1.0
@@ -75,7 +75,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
     """
     from devalloc.cli.render.fleet import overview_json, print_overview
     from devalloc.cli.render.top_screen import TopScreen, live_screen
-    from devalloc.controller.overview.cache import OverviewCache
+    from devalloc.usage.overview.cache import OverviewCache
 
     own = namespace or (current_namespace(place.kubeconfig) if place.is_cluster else None) or "default"
     with open_readable_target(place, own) as source:

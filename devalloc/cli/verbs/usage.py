@@ -15,7 +15,7 @@ from devalloc.cli.terminal import print_note
 from devalloc.store import StoreError
 
 if TYPE_CHECKING:
-    from devalloc.controller.usage.report import UsageReport
+    from devalloc.usage.accounting.report import UsageReport
 
 
 @verb("usage")
@@ -61,7 +61,7 @@ def usage(
     devalloc usage --month 2026-11 --by namespace -o json
     devalloc usage --of team-a --kubeconfig ~/.kube/config
     """
-    from devalloc.controller.usage.report import grouped, parse_month, report_json
+    from devalloc.usage.accounting.report import grouped, parse_month, report_json
 
     try:
         wanted = parse_month(month, round(time.time() * 1000))
@@ -95,8 +95,8 @@ def usage(
 
 def _read(place: StoreTarget, controller_namespace: str, month: str) -> UsageReport:
     """Raises CommandFailed."""
-    from devalloc.controller.usage.accountant import NAMESPACE
-    from devalloc.controller.usage.report import read_report
+    from devalloc.usage.accounting.accountant import NAMESPACE
+    from devalloc.usage.accounting.report import read_report
 
     try:
         if place.is_cluster:

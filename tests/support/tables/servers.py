@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from devalloc.controller.permits.settings import Settings
+from devalloc.machines.permits.settings import Settings
 from devalloc.scaling.health import DecisionRevisions
 from devalloc.scaling.peer_json import bytes_from_json, cpu_from_json
 from devalloc.scaling.resources import Resources

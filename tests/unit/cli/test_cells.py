@@ -9,7 +9,7 @@ from devalloc.cli.render.cells import ago, amounts_cell, progress_text, state_ce
 from devalloc.cli.render.columns import header_and_rows
 from devalloc.cli.render.fleet import overview_tables
 from devalloc.cli.render.output import StyledText, one_line
-from devalloc.controller.overview import build_overview
+from devalloc.usage.overview import build_overview
 from tests.support.host_pools import machine
 
 

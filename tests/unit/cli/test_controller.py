@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.verbs.controller import controller
 from devalloc.cli.verbs.permit_proxy import permit_proxy
-from devalloc.controller.permits.settings import PlainListener
+from devalloc.machines.permits.settings import PlainListener
 from devalloc.programs.controller import ControllerOptions, _certificate_problem, _permits
 from devalloc.scaling.permits.arithmetic import PermitArithmetic
 from devalloc.scaling.resources import Resources

@@ -15,9 +15,9 @@ from devalloc.api.views import ClaimView
 from devalloc.cli import drain_run
 from devalloc.cli.drain_run import DrainRun
 from devalloc.cli.follow import PAUSE_SECONDS
-from devalloc.controller import drain
 from devalloc.controller.cordon import CordonTarget, set_cordon
-from devalloc.controller.drain_steps import Action, Entry, Look
+from devalloc.machines import drain
+from devalloc.machines.drain_steps import Action, Entry, Look
 from devalloc.store import Conflict, Forbidden, Invalid, Key, NotFound, Store, StoreError, UnknownOutcome
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore

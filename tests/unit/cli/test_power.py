@@ -15,7 +15,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.cli import waiting as waits
 from devalloc.cli.verbs import power, scale
-from devalloc.controller.replica_sets import ReplicaSets
+from devalloc.machines.replica_sets import ReplicaSets
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu.records import MachineView, State
 from devalloc_machines.vms import LoopSettings, VirtualMachineLoop

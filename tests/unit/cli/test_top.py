@@ -21,10 +21,10 @@ from devalloc.cli.render.fleet import print_overview, summary_line
 from devalloc.cli.render.pictures import counts_bar
 from devalloc.cli.render.top_screen import TopScreen, screen_content
 from devalloc.cli.verbs import top
-from devalloc.controller.overview import DeviceCounts, build_overview
-from devalloc.controller.overview.cache import CachedOverview, OverviewCache
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.overview import DeviceCounts, build_overview
+from devalloc.usage.overview.cache import CachedOverview, OverviewCache
 from tests.support.cli_shell import Shell
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.served_page import FixedStore

@@ -17,13 +17,13 @@ from devalloc.api.views import MachineView
 from devalloc.cli import target
 from devalloc.cli.served_cluster import ServedCluster
 from devalloc.cli.served_store import ServedStore
-from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.pool_publisher import PublishLock
 from devalloc.store import paths
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.overview.cache import OverviewCache
 from tests.support.cli_shell import Shell, text
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import gpu_claim

@@ -17,12 +17,12 @@ from devalloc.api.adopted_pools import (
     rule_name,
 )
 from devalloc.api.findings import Cause, Finding, fact, message_of
-from devalloc.controller.overview import build_overview
 from devalloc.controller.reconcile.resource_claims import adoption
 from devalloc.controller.reconcile.resource_claims.adoption import Adoption, PolicyProbe
 from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState, held_results
 from devalloc.store import Forbidden, Listing
 from devalloc.store.kubernetes import ApiError
+from devalloc.usage.overview import build_overview
 from devalloc_solver.dialects.resource_k8s import matching
 from tests.support.resource_manifests import resource_claim
 

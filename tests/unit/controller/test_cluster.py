@@ -18,9 +18,9 @@ from devalloc.api.meta import LEADER
 from devalloc.controller import http_endpoints
 from devalloc.controller.http_endpoints import LoopHealth, ProcessHealth
 from devalloc.controller.leader.lease import Lease
-from devalloc.controller.permits.leader_server import PermitListenAddress
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.machines.permits.leader_server import PermitListenAddress
 from devalloc.programs.controller_parts import ClusterSettings
 from devalloc.store import Unavailable
 from devalloc.store.kubernetes import ApiError

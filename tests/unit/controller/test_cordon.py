@@ -11,13 +11,13 @@ from devalloc.api.cordon import apply_cordons, cordon_reasons, unschedulable_rea
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.controller.cordon import NoPools, TargetNotFound, find_target, list_cordons, set_cordon
-from devalloc.controller.overview import build_overview
 from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.stored_claims import solver_documents
 from devalloc.inventory.discover import discover
 from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.overview import build_overview
 from devalloc_solver import solve_manifests
 from tests.support import pci_cards
 from tests.support.fake_sysfs import FakeSysfs

@@ -12,7 +12,7 @@ from devalloc.api import meta
 from devalloc.api.serving import unserved_status
 from devalloc.api.views import MachineView
 from devalloc.controller.cordon import CordonTarget, set_cordon
-from devalloc.controller.drain import Fate, drained_machines, evict
+from devalloc.machines.drain import Fate, drained_machines, evict
 from devalloc.store import Change, CommitOutcomes, Conflict, Fence, Store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support import migration_nodes

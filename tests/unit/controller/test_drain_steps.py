@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.drain import DrainedMachine, Fate
-from devalloc.controller.drain_steps import (
+from devalloc.machines.drain import DrainedMachine, Fate
+from devalloc.machines.drain_steps import (
     SETTLE_SECONDS,
     Action,
     Entry,

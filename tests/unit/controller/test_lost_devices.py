@@ -13,16 +13,16 @@ from devalloc.cli.render.cells import state_cell
 from devalloc.cli.render.fleet import overview_tables, summary_line
 from devalloc.cli.render.output import StyledText
 from devalloc.controller.metrics import ControllerMetrics
-from devalloc.controller.overview import Overview, build_overview
-from devalloc.controller.overview.cache import CachedOverview
-from devalloc.controller.overview.claims import DRIVER
-from devalloc.controller.overview.metrics import FleetCollector
-from devalloc.controller.page.view import PageQuery, overview_view
 from devalloc.controller.reconcile.availability import count_fleet
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.overview import Overview, build_overview
+from devalloc.usage.overview.cache import CachedOverview
+from devalloc.usage.overview.claims import DRIVER
+from devalloc.usage.overview.metrics import FleetCollector
+from devalloc.usage.page.view import PageQuery, overview_view
 from devalloc_solver.testing import device, pool
 from tests.support import fleet_manifests
 from tests.support.fake_kube import FakeClient, FakeKube

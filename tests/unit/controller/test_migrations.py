@@ -11,12 +11,12 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON
 from devalloc.controller.cordon import CordonTarget, set_cordon
-from devalloc.controller.drain import evict
 from devalloc.controller.fencing import state_fence
-from devalloc.controller.migration_cleanup import MAX_ENDED, MigrationCleanup
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.vm_scheduling.migrations import MAX_PER_NODE
 from devalloc.controller.settings import MigrationLimits
+from devalloc.machines.drain import evict
+from devalloc.machines.migration_cleanup import MAX_ENDED, MigrationCleanup
 from devalloc.store import Change, CommitOutcomes, Conflict, Fence, NotFound, Store, StoreError, UnknownOutcome
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held

@@ -15,12 +15,12 @@ import pytest
 
 from devalloc.api import cordon
 from devalloc.controller.metrics import ControllerMetrics
-from devalloc.controller.overview import build_overview, fleet_monitor
-from devalloc.controller.overview.cache import CachedOverview
-from devalloc.controller.overview.fleet_monitor import FleetMonitor
-from devalloc.controller.overview.metrics import MAX_NAMESPACES, FleetCollector
 from devalloc.controller.reconcile.events import EventRecorder, ObjectEvent
 from devalloc.store import Listing
+from devalloc.usage.overview import build_overview, fleet_monitor
+from devalloc.usage.overview.cache import CachedOverview
+from devalloc.usage.overview.fleet_monitor import FleetMonitor
+from devalloc.usage.overview.metrics import MAX_NAMESPACES, FleetCollector
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.resource_manifests import device, resource_claim, slice_of

@@ -14,10 +14,10 @@ from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.fencing import state_fence
 from devalloc.controller.reconcile.availability import device_names_held_on
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.usage.holdings import holdings_of
 from devalloc.store import Store
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.accounting.holdings import holdings_of
 from devalloc_solver import solve_manifests, testing
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, status

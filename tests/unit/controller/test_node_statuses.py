@@ -12,11 +12,11 @@ from devalloc.api import meta
 from devalloc.api.cordon import unschedulable_nodes
 from devalloc.api.fencing import fenced_nodes
 from devalloc.controller.metrics import ControllerMetrics
-from devalloc.controller.overview import build_overview, node_statuses
-from devalloc.controller.overview.cache import CachedOverview
-from devalloc.controller.overview.metrics import MAX_NODES, OTHER_NODES, FleetCollector
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.fenced import held_objects
+from devalloc.usage.overview import build_overview, node_statuses
+from devalloc.usage.overview.cache import CachedOverview
+from devalloc.usage.overview.metrics import MAX_NODES, OTHER_NODES, FleetCollector
 from devalloc_solver import testing
 from tests.support.fake_kube import FakeClient, FakeKube
 

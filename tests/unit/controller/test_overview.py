@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.manifests import load
 from devalloc.cli.render.columns import header_and_rows
-from devalloc.controller.overview import MAX_TEXT, UNREADABLE, DeviceSummary, Overview, build_overview
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.overview import MAX_TEXT, UNREADABLE, DeviceSummary, Overview, build_overview
 from devalloc_solver.problem.ordering import natural_key
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.overview_checks import adds_up, devices_of

@@ -25,15 +25,15 @@ from markupsafe import Markup
 
 from devalloc.controller import authorization
 from devalloc.controller.certificate import self_signed
-from devalloc.controller.overview import Overview, build_overview
-from devalloc.controller.overview.cache import OverviewCache
-from devalloc.controller.page import pages
-from devalloc.controller.page.pages import _TEMPLATES, render_document, render_overview, render_problem
-from devalloc.controller.page.view import MAX_NODES, MAX_ROWS, PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.refusals import Funnel, Layer, Obstacle, Refusal
 from devalloc.store import Event, Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.usage.overview import Overview, build_overview
+from devalloc.usage.overview.cache import OverviewCache
+from devalloc.usage.page import pages
+from devalloc.usage.page.pages import _TEMPLATES, render_document, render_overview, render_problem
+from devalloc.usage.page.view import MAX_NODES, MAX_ROWS, PageQuery
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.resource_manifests import counters, device, resource_claim, resource_quota, slice_of, warning
 from tests.support.served_page import TOKEN, ask, served
@@ -84,7 +84,7 @@ def test_whatever_text_there_is_stays_text(text: str, value: str) -> None:
 
 
 def test_templates_escape_everything_and_have_all_that_they_name() -> None:
-    folder = resources.files("devalloc.controller.page").joinpath("templates")
+    folder = resources.files("devalloc.usage.page").joinpath("templates")
     sources = {path.name: path.read_text() for path in folder.iterdir()}
     assert not [name for name, source in sources.items() if re.search(r"\|\s*safe|autoescape", source)]
     for name in sources:

@@ -9,12 +9,12 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.manifests import load
-from devalloc.controller.overview import build_overview, refusal_cache
-from devalloc.controller.overview.model import CardSummary, shares_drawn
-from devalloc.controller.overview.picture import MAX_PIECES, Piece, card_picture, rack_pictures, rack_text
-from devalloc.controller.overview.refusal_cache import RefusalCache
 from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 from devalloc.controller.refusals import refusal_of
+from devalloc.usage.overview import build_overview, refusal_cache
+from devalloc.usage.overview.model import CardSummary, shares_drawn
+from devalloc.usage.overview.picture import MAX_PIECES, Piece, card_picture, rack_pictures, rack_text
+from devalloc.usage.overview.refusal_cache import RefusalCache
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.resource_manifests import counters, device, resource_claim, slice_of
 
@@ -157,7 +157,7 @@ def test_content_that_breaks_the_search_costs_the_picture_only(monkeypatch: pyte
 
 
 def test_a_refusal_that_differs_from_what_its_claim_says_is_not_shown() -> None:
-    from devalloc.controller.overview.cache import OverviewCache
+    from devalloc.usage.overview.cache import OverviewCache
     from tests.support.served_page import FixedStore
 
     for reason, shown in (("NotEnoughDevices", 1), ("NoMatchingDevices", 0)):

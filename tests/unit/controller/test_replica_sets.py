@@ -17,8 +17,8 @@ from devalloc.api.conditions import find_condition
 from devalloc.api.decode import decode
 from devalloc.api.kinds import find_kind
 from devalloc.api.replica_set import MAX_NAME
-from devalloc.controller import replica_sets
-from devalloc.controller.replica_sets import KIND, MACHINE, ReplicaSets, plan
+from devalloc.machines import replica_sets
+from devalloc.machines.replica_sets import KIND, MACHINE, ReplicaSets, plan
 from devalloc.store import Forbidden, NotFound, Object, StoreError, UnknownOutcome
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.store.watcher import Listed

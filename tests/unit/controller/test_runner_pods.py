@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
+from devalloc.machines.runner_pods import RUNNER_PODS, RunnerPods
 from devalloc.store import Change, CommitResult, Conflict, Event, EventType, Invalid, NotLeader, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.reflector import clean_object

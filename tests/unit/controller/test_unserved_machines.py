@@ -13,9 +13,9 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.serving import SILENT_SECONDS, node_lease
-from devalloc.controller import unserved_machines
 from devalloc.controller.reconcile.vm_scheduling.decision import node_service_units
-from devalloc.controller.unserved_machines import BURST, CONFIRM_SECONDS, UnservedMachines
+from devalloc.machines import unserved_machines
+from devalloc.machines.unserved_machines import BURST, CONFIRM_SECONDS, UnservedMachines
 from devalloc.store import Object
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.api_error import ApiError

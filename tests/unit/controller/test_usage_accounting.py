@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.usage import UsageAccountant, accountant
-from devalloc.controller.usage.holdings import UsageKey, holdings_of
-from devalloc.controller.usage.ledger import (
+from devalloc.store import AlreadyExists, Conflict, Listing, NotFound, Object, StoreError
+from devalloc.store.errors import Key
+from devalloc.usage.accounting import UsageAccountant, accountant
+from devalloc.usage.accounting.holdings import UsageKey, holdings_of
+from devalloc.usage.accounting.ledger import (
     MAX_LABELS,
     OTHER,
     MonthRecord,
@@ -28,10 +30,8 @@ from devalloc.controller.usage.ledger import (
     month_start,
     previous_month,
 )
-from devalloc.controller.usage.records import MAX_ROWS_BYTES, parse_record, read_records, record_data
-from devalloc.controller.usage.report import grouped, parse_month, read_report, report_json
-from devalloc.store import AlreadyExists, Conflict, Listing, NotFound, Object, StoreError
-from devalloc.store.errors import Key
+from devalloc.usage.accounting.records import MAX_ROWS_BYTES, parse_record, read_records, record_data
+from devalloc.usage.accounting.report import grouped, parse_month, read_report, report_json
 from tests.support.examples import examples
 
 DAY = 86_400_000
@@ -567,7 +567,7 @@ def test_what_cannot_be_read_counts_as_nothing(data: Any) -> None:
 
 
 def test_rows_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devalloc.controller.usage.ledger.MAX_ROWS", 20)
+    monkeypatch.setattr("devalloc.usage.accounting.ledger.MAX_ROWS", 20)
     ledger = UsageLedger(None, START)
     claims = [device_claim(f"u{n}", f"gpu-{n}", "", None) for n in range(100)]
     ledger.observe(holdings_of(claims), START)

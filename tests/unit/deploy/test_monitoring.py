@@ -18,14 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from devalloc.api import meta
 from devalloc.controller.metrics import ControllerMetrics
-from devalloc.controller.overview import build_overview
-from devalloc.controller.overview.cache import CachedOverview
-from devalloc.controller.overview.metrics import FleetCollector
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
-from devalloc.controller.usage.metrics import UsageCollector
 from devalloc.store import Key
+from devalloc.usage.accounting.metrics import UsageCollector
+from devalloc.usage.overview import build_overview
+from devalloc.usage.overview.cache import CachedOverview
+from devalloc.usage.overview.metrics import FleetCollector
 from devalloc_machines.qemu.records import MachineAmounts, MachineView
 from devalloc_machines.service.metrics import guest_metrics, machine_metrics
 from devalloc_machines.warm.part import pool_metrics

@@ -16,11 +16,11 @@ from devalloc.api.meta import ONLY_CLASS
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.host_inventory import with_host_pool
-from devalloc.controller.permits.hosts import published
-from devalloc.controller.permits.ledger import Host
 from devalloc.inventory.capacity import Capacity, CapacityConfig, CapacityError, NumaNode, host_pool
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.discover import Discovery
+from devalloc.machines.permits.hosts import published
+from devalloc.machines.permits.ledger import Host
 from devalloc.settings import settings_of
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_tree import memory_folder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.controller.overview import build_overview
-from devalloc.controller.overview.cache import OPTIONAL_KINDS
 from devalloc.store.kubernetes.reflector import clean_object
 from devalloc.store.kubernetes.resources import DISPLAY_KINDS
+from devalloc.usage.overview import build_overview
+from devalloc.usage.overview.cache import OPTIONAL_KINDS
 from tests.support.resource_manifests import resource_claim, slice_of, warning
 
 BY_KIND = {resource.kind: resource for resource in DISPLAY_KINDS}

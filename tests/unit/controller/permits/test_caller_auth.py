@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits.caller_auth import (
+from devalloc.machines.permits.caller_auth import (
     CACHE_SECONDS,
     NODE_NAME_KEY,
     PROXY,
@@ -15,7 +15,7 @@ from devalloc.controller.permits.caller_auth import (
     CallerRejected,
     NodeTokenAuthenticator,
 )
-from devalloc.controller.permits.settings import Settings, UnsafeSettings
+from devalloc.machines.permits.settings import Settings, UnsafeSettings
 from tests.support.fake_kube import FakeClient, FakeKube
 
 PLUGIN = "system:serviceaccount:devalloc-system:devalloc-node"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from devalloc.controller.permits.hosts import published
 from devalloc.inventory.capacity import discover_capacity, host_pool
+from devalloc.machines.permits.hosts import published
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
 

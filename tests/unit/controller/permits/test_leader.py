@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
-from devalloc.controller.permits.decide import PermitGrant
-from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
-from devalloc.controller.permits.leadership import ProcessLeadership
-from devalloc.controller.permits.ledger import Host, PermitLedgers
-from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.neon_vms import NEON_MACHINES, NeonMachines
-from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.sources import MachineSources
-from devalloc.controller.permits.writer import PermitWriter
+from devalloc.machines.permits.caller_auth import NODE_NAME_KEY
+from devalloc.machines.permits.decide import PermitGrant
+from devalloc.machines.permits.leader_server import LeaderPermitServer, PermitListenAddress
+from devalloc.machines.permits.leadership import ProcessLeadership
+from devalloc.machines.permits.ledger import Host, PermitLedgers
+from devalloc.machines.permits.metrics import PermitMetrics
+from devalloc.machines.permits.neon_vms import NEON_MACHINES, NeonMachines
+from devalloc.machines.permits.settings import Settings
+from devalloc.machines.permits.sources import MachineSources
+from devalloc.machines.permits.writer import PermitWriter
 from devalloc.programs.controller_parts import ObjectClient
 from devalloc.scaling.messages.permits import PermitRequest, PodName, decode_request
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
@@ -224,7 +224,7 @@ def test_a_server_that_is_not_the_leader_gets_no_request(kube: FakeKube) -> None
 
 
 def test_the_leader_writes_its_removed_address_again(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devalloc.controller.permits.leader_server.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("devalloc.machines.permits.leader_server.CHECK_SECONDS", 0.01)
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"
     with leading(kube, "one") as process:
         metadata = kube.get(path)["metadata"]
@@ -236,8 +236,8 @@ def test_the_leader_writes_its_removed_address_again(kube: FakeKube, monkeypatch
 
 def test_readiness_shows_since_when_no_permits_are_served(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     """By it the controller is not ready: for its port is taken, or the ConfigMap may not be written."""
-    monkeypatch.setattr("devalloc.controller.permits.leader_server.RETRY_SECONDS", 0.01)
-    monkeypatch.setattr("devalloc.controller.permits.server.LISTEN_SECONDS", 0.01)
+    monkeypatch.setattr("devalloc.machines.permits.leader_server.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("devalloc.machines.permits.server.LISTEN_SECONDS", 0.01)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as other:
         process = Leading(kube, "one", other.getsockname()[1])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.leader.lease import LeaseLost
-from devalloc.controller.permits.leadership import ProcessLeadership, permits_lease
+from devalloc.machines.permits.leadership import ProcessLeadership, permits_lease
 from devalloc.store import Listing, Object
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.virtual_time import Clock

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.permits.decide import PermitGrant, PermitTransaction, RetryLater
-from devalloc.controller.permits.ledger import Host, PermitLedgers, machines_to_migrate
-from devalloc.controller.permits.server import dump_ledgers
-from devalloc.controller.permits.settings import Settings
+from devalloc.machines.permits.decide import PermitGrant, PermitTransaction, RetryLater
+from devalloc.machines.permits.ledger import Host, PermitLedgers, machines_to_migrate
+from devalloc.machines.permits.server import dump_ledgers
+from devalloc.machines.permits.settings import Settings
 from devalloc.scaling.messages.permits import RequestError, decode_request
 from devalloc.scaling.permits.ledger import NO_RESOURCES, next_to_migrate
 from devalloc.scaling.resources import Resources

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from devalloc.controller.permits.decide import ConditionValue, PermitGrant
-from devalloc.controller.permits.ledger import Host, PermitLedgers
-from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd, MigrationTracker
-from devalloc.controller.permits.settings import Settings
+from devalloc.machines.permits.decide import ConditionValue, PermitGrant
+from devalloc.machines.permits.ledger import Host, PermitLedgers
+from devalloc.machines.permits.metrics import PermitMetrics
+from devalloc.machines.permits.migration import NO_MIGRATION, MigrationEnd, MigrationTracker
+from devalloc.machines.permits.settings import Settings
 from devalloc.scaling.permits.ledger import MachineKey, should_migrate
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra

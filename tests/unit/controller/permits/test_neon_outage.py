@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits import writer as writer_module
-from devalloc.controller.permits.decide import PermitAnswer, PermitRecord, PermitRefused
-from devalloc.controller.permits.leadership import ProcessLeadership
-from devalloc.controller.permits.ledger import Host, PermitLedgers
-from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.neon_vms import NEON_MACHINES, PERMIT, NeonMachines
-from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.sources import MachineSources
-from devalloc.controller.permits.writer import OutcomeUnknown, PermitWriter, StoreChanges
+from devalloc.machines.permits import writer as writer_module
+from devalloc.machines.permits.decide import PermitAnswer, PermitRecord, PermitRefused
+from devalloc.machines.permits.leadership import ProcessLeadership
+from devalloc.machines.permits.ledger import Host, PermitLedgers
+from devalloc.machines.permits.metrics import PermitMetrics
+from devalloc.machines.permits.neon_vms import NEON_MACHINES, PERMIT, NeonMachines
+from devalloc.machines.permits.settings import Settings
+from devalloc.machines.permits.sources import MachineSources
+from devalloc.machines.permits.writer import OutcomeUnknown, PermitWriter, StoreChanges
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store import Change, CommitOutcomes

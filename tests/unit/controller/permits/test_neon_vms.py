@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.controller.permits import Settings
-from devalloc.controller.permits.decide import PermitTransaction
-from devalloc.controller.permits.ledger import Host, PermitLedgers, VmState
-from devalloc.controller.permits.neon_vms import APPROVED, KIND, PERMIT
+from devalloc.machines.permits import Settings
+from devalloc.machines.permits.decide import PermitTransaction
+from devalloc.machines.permits.ledger import Host, PermitLedgers, VmState
+from devalloc.machines.permits.neon_vms import APPROVED, KIND, PERMIT
 from devalloc.scaling.messages.permits import RequestError, WireResources, decode_reply, decode_request
 from devalloc.scaling.resources import Resources
 from devalloc.store import Key

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits import proxy as proxy_module
-from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
-from devalloc.controller.permits.proxy import PermitProxy, ReadEndpoint
-from devalloc.controller.permits.settings import PlainListener
+from devalloc.machines.permits import proxy as proxy_module
+from devalloc.machines.permits.caller_auth import NODE_NAME_KEY
+from devalloc.machines.permits.proxy import PermitProxy, ReadEndpoint
+from devalloc.machines.permits.settings import PlainListener
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits.ledger import has_no_devices
-from devalloc.controller.permits.sources import read_vm
+from devalloc.machines.permits.ledger import has_no_devices
+from devalloc.machines.permits.sources import read_vm
 from devalloc.scaling.resources import Resources
 from tests.support.permit_bench import GIB, amounts, machine
 from tests.support.permit_records import permit_change

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.permits import Settings
-from devalloc.controller.permits.ledger import Host, PermitLedgers
-from devalloc.controller.permits.neon_vms import read_runner_pod
-from devalloc.controller.runner_pods import RUNNER_PODS
+from devalloc.machines.permits import Settings
+from devalloc.machines.permits.ledger import Host, PermitLedgers
+from devalloc.machines.permits.neon_vms import read_runner_pod
+from devalloc.machines.runner_pods import RUNNER_PODS
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store.kubernetes.reflector import clean_object

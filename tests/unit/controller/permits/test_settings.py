@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from devalloc.controller.permits.settings import Settings, UnsafeSettings
+from devalloc.machines.permits.settings import Settings, UnsafeSettings
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 

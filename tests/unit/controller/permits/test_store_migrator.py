@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from devalloc.api import machine_location
-from devalloc.controller.migrations import begin_migration
-from devalloc.controller.permits.ledger import Host, PermitLedgers
-from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
-from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.machines.migrations import begin_migration
+from devalloc.machines.permits.ledger import Host, PermitLedgers
+from devalloc.machines.permits.migration import NO_MIGRATION, MigrationEnd
+from devalloc.machines.permits.settings import Settings
+from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.scaling.permits.ledger import all_to_migrate, is_under_pressure
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra

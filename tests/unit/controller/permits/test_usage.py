@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from devalloc.controller.permits.billing_usage import FORGET_MILLISECONDS, KIND, BillingUsage, UsageTotal
-from devalloc.controller.permits.ledger import Host, PermitLedgers
-from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.settings import Settings
+from devalloc.machines.permits.billing_usage import FORGET_MILLISECONDS, KIND, BillingUsage, UsageTotal
+from devalloc.machines.permits.ledger import Host, PermitLedgers
+from devalloc.machines.permits.metrics import PermitMetrics
+from devalloc.machines.permits.settings import Settings
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore

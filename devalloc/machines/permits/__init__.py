@@ -1,0 +1,31 @@
+"""The permit server: scaling agents ask it over HTTP how much CPU and memory their machines may have.
+
+It writes a permit on the VirtualMachine before it answers. The ledgers of nodes exist in memory only, and are computed
+from those objects.
+
+- ``server``: listen, and watch the lease, the objects and the hosts; ``leader_server``: the one of a leading controller
+- ``writer``: the one task that writes; ``decide``: decisions that are not sent before they are written
+- ``ledger``, ``hosts``: what nodes have, and what their machines count for; ``sources``: where machines come from
+- ``caller_auth``, ``leadership``: who may ask, and which server may answer
+- ``migration``, ``billing_usage``, ``metrics``: migrations, and what the server reports
+"""
+
+from devalloc.machines.permits.hosts import Hosts, HostSource, published
+from devalloc.machines.permits.leadership import new_holder, permits_lease
+from devalloc.machines.permits.ledger import Host
+from devalloc.machines.permits.migration import Migrator
+from devalloc.machines.permits.server import PermitServer, PermitServices
+from devalloc.machines.permits.settings import Settings
+
+__all__ = [
+    "Host",
+    "HostSource",
+    "Hosts",
+    "Migrator",
+    "PermitServer",
+    "PermitServices",
+    "Settings",
+    "new_holder",
+    "permits_lease",
+    "published",
+]
