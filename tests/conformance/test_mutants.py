@@ -141,7 +141,7 @@ def test_as_many_of_each_kind_are_drawn_as_there_are() -> None:
     ("module", "test"),
     [
         ("devalloc/api/quantity.py", "tests/unit/api/test_quantity.py"),
-        ("devalloc/machines/permits/writer.py", "tests/unit/controller/permits/test_leader.py"),
+        ("devalloc/machines/permits/writer.py", "tests/unit/machines/permits/test_leader.py"),
         ("devalloc/store/kubernetes/informer_cache.py", "tests/unit/store/test_kubernetes.py"),
         ("solver/devalloc_solver/check/detail.py", "tests/unit/solver/test_check.py"),
         ("solver/devalloc_solver/exact/model.py", "tests/unit/solver/test_model.py"),

@@ -34,9 +34,9 @@ from tests.support.neon_installation import MACHINES, vm
 from tests.support.permit_bench import amounts
 from tests.support.permit_records import SOURCES
 from tests.support.waiting import until
-from tests.unit.controller.permits.test_leader import Agent, ask, kube, leading, server_of
-from tests.unit.controller.permits.test_runner_usage import OWNER
-from tests.unit.controller.permits.test_runner_usage import pod as runner_pod
+from tests.unit.machines.permits.test_leader import Agent, ask, kube, leading, server_of
+from tests.unit.machines.permits.test_runner_usage import OWNER
+from tests.unit.machines.permits.test_runner_usage import pod as runner_pod
 
 __all__ = ["kube"]
 POD = "vm1-x7k2p"

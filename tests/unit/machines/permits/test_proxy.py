@@ -24,7 +24,7 @@ from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.host_pools import host
 from tests.support.permit_bench import Client, amounts, machine, permit_of, running, write_status_part
 from tests.support.waiting import until
-from tests.unit.controller.permits.test_leader import NAMESPACE, leading
+from tests.unit.machines.permits.test_leader import NAMESPACE, leading
 
 HERE = (ip_network("127.0.0.2/32"),)
 CUT = (ConnectionError, http.client.HTTPException)
