@@ -43,6 +43,7 @@ ROOTS = {
     "solver/devalloc_solver": "solver",
     "node-plugin/devalloc_node": "node",
     "node-plugin/devalloc_machines": "node",
+    "node-plugin/devalloc_neon": "neon",
 }
 """Where a package is, and the folder of its tests in tests/unit; of ``devalloc`` the next folder names it."""
 PATHS = (".", "solver", "node-plugin")

@@ -17,7 +17,13 @@ from devalloc.api.reasons import Reason
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "development" / "reason-sites.md"
-_PRODUCT = ("devalloc", "solver/devalloc_solver", "node-plugin/devalloc_node", "node-plugin/devalloc_machines")
+_PRODUCT = (
+    "devalloc",
+    "solver/devalloc_solver",
+    "node-plugin/devalloc_node",
+    "node-plugin/devalloc_machines",
+    "node-plugin/devalloc_neon",
+)
 _TABLE = "devalloc/api/reasons.py"
 
 _CLAIMS, _RESOURCES, _MACHINES, _OTHERS = (

@@ -38,10 +38,8 @@ from devalloc.controller.reconcile.vm_scheduling import MIGRATION_KIND
 from devalloc.machines.migration_cleanup import MigrationCleanup
 from devalloc.machines.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.machines.permits.leadership import ProcessLeadership
-from devalloc.machines.permits.neon_vms import NEON_MACHINES, NeonMachines
 from devalloc.machines.replica_sets import KIND as REPLICA_SET_KIND
 from devalloc.machines.replica_sets import ReplicaSets
-from devalloc.machines.runner_pods import RUNNER_PODS, RunnerPods
 from devalloc.machines.unserved_machines import UnservedMachines
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.program import Loop, Program
@@ -59,6 +57,8 @@ from devalloc.usage.overview.cache import OverviewCache
 from devalloc.usage.overview.fleet_monitor import FleetMonitor
 from devalloc.usage.overview.metrics import FleetCollector
 from devalloc.worker import when_set
+from devalloc_neon.machines import NEON_MACHINES, NeonMachines
+from devalloc_neon.runner_pods import POD, RUNNER_PODS, RunnerPods
 
 log = logging.getLogger(__name__)
 
@@ -323,7 +323,7 @@ class ClusterProcess:
                 ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
                 self._settings.namespace,
                 replace(self._settings.permits, migrates=error is None),
-                sources=[NeonMachines(self.store, stamp, self._pod_store)] if self._settings.neon else [],
+                sources=[NeonMachines(self.store, stamp, (self._pod_store, POD))] if self._settings.neon else [],
                 on_serving=self._on_permits,
             )
             loops["permits"] = self._permits.run

@@ -239,6 +239,7 @@ def store_machines(
     scalers = None
     if scaling is not None:
         from devalloc_machines.agent.agent_thread import AgentThread
+        from devalloc_neon.informant_client import informant_channel
 
         scalers = AgentThread(
             operations,
@@ -247,11 +248,12 @@ def store_machines(
             registry=node.metrics.registry,
             may_ask=lambda: not_ours is None or not not_ours.is_set(),
             endpoint=endpoint,
+            protocols={"informant": informant_channel},
         )
         operations.report = scalers.report
     runners = None
     if runner_networks:
-        from devalloc_machines.agent.cpu_time_server import RunnerServers
+        from devalloc_neon.cpu_time_server import RunnerServers
 
         runners = RunnerServers(
             operations, runner_networks, changed=lambda key: node.notifier.beat(machine_change(key))

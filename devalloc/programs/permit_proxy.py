@@ -51,9 +51,9 @@ def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], dis
     """Forward requests of agents that speak plain HTTP to the permit server of the controller that leads. Raises
     BadSetting. The program ends with ProgramFailed if it cannot listen."""
     from devalloc.machines.permits.leader_server import in_url
-    from devalloc.machines.permits.proxy import PermitProxy
     from devalloc.machines.permits.settings import PlainListener, UnsafeSettings
     from devalloc.programs.permit_endpoint import published_endpoint
+    from devalloc_neon.permit_proxy import PermitProxy
 
     if not options.agents:
         raise BadSetting("--agents", "must name the networks of the agents: anyone who can connect gets permits")

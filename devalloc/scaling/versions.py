@@ -66,42 +66,10 @@ class PluginVersion(Version):
         return self < 7
 
 
-class InformantVersion(Version):
-    """Of the protocol between an agent and the informant inside a machine."""
-
-    names = ("v1.0", "v1.1", "v1.2", "v2.0")
-
-    @property
-    def has_try_upscale(self) -> bool:
-        """The informant may ask the agent for more."""
-        return self >= 2
-
-    @property
-    def has_health_check(self) -> bool:
-        """The agent may ask the informant whether it is well."""
-        return self >= 3
-
-    @property
-    def signs_resources(self) -> bool:
-        """Amounts come with the agent's id and a sequence number."""
-        return self >= 4
-
-
 class MonitorVersion(Version):
     """Of the protocol between an agent and the monitor inside a machine."""
 
     names = ("v1.0",)
-
-
-class RunnerVersion(Version):
-    """Of the protocol with what runs a machine's process. 0 is from before there were versions."""
-
-    names = ("v1",)
-
-    @property
-    def has_fractional_cpu(self) -> bool:
-        """Parts of a CPU are given by a cgroup."""
-        return self >= 1
 
 
 V = TypeVar("V", bound=Version)
@@ -129,5 +97,4 @@ class VersionRange(Generic[V]):
 
 
 PLUGIN_VERSIONS = VersionRange(PluginVersion(1), PluginVersion(7))
-INFORMANT_VERSIONS = VersionRange(InformantVersion(1), InformantVersion(4))
 MONITOR_VERSIONS = VersionRange(MonitorVersion(1), MonitorVersion(1))

@@ -22,7 +22,7 @@ from tests.support.guest_monitor_peers import connected, watched
 REPO = Path(__file__).resolve().parents[2]
 PATHS = {"PYTHONPATH": ":".join(str(REPO / part) for part in ("", "solver", "node-plugin")), "PATH": "/usr/bin:/bin"}
 HERE = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--cpus", "leave", "--memory", "leave"]
-WAYS = {"by itself": ["-m", "devalloc_machines.guest"], "as a verb": ["-m", "devalloc.cli", "guest-monitor"]}
+WAYS = {"by itself": ["-m", "devalloc.programs.guest_monitor"], "as a verb": ["-m", "devalloc.cli", "guest-monitor"]}
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def test_it_serves_an_agent_and_gauges_and_ends_with_a_signal(way: str) -> None:
 
 def test_it_imports_little() -> None:
     program = (
-        "import sys, json, devalloc_machines.guest.main\n"
+        "import sys, json, devalloc.programs.guest_monitor\n"
         "ours = [name for name in sys.modules if name.startswith('devalloc')]\n"
         "heavy = {'click', 'grpc', 'pydantic', 'yaml', 'rich', 'sqlite3', 'prometheus_client', 'numpy'}\n"
         "print(json.dumps([sorted(ours), sorted(heavy & set(sys.modules))]))"
@@ -74,7 +74,8 @@ def test_it_imports_little() -> None:
     assert heavy == []
     others = [name for name in ours if not name.startswith("devalloc_machines.guest")]
     assert others == [
-        "devalloc", "devalloc.net", "devalloc.net.rate", "devalloc.printable", "devalloc.scaling",
+        "devalloc", "devalloc.net", "devalloc.net.rate", "devalloc.printable", "devalloc.programs",
+        "devalloc.programs.guest_monitor", "devalloc.scaling",
         "devalloc.scaling.messages",
         "devalloc.scaling.messages.monitor",
         "devalloc.scaling.metrics", "devalloc.scaling.resources",

@@ -66,7 +66,8 @@ def test_the_package_says_what_it_is(wheel: Path) -> None:
         assert re.search(rf"^{field}: \S", metadata, re.MULTILINE), field
     assert re.findall(r"\]\((?!https?://)[^)]*\)", metadata) == [], "links of a page that is shown elsewhere"
     assert {
-        f"{package}/py.typed" for package in ("devalloc", "devalloc_solver", "devalloc_node", "devalloc_machines")
+        f"{package}/py.typed"
+        for package in ("devalloc", "devalloc_solver", "devalloc_node", "devalloc_machines", "devalloc_neon")
     } <= names
     assert not [name for name in names if name.startswith(("tests/", "tools/", "benchmarks/"))]
 

@@ -27,7 +27,7 @@ class GuestNetwork:
     def monitor(self, root: Path, log: Path) -> subprocess.Popen[bytes]:
         """The guest monitor of a guest whose /proc and /sys are below ``root``."""
         command = [
-            "nsenter", f"--net=/var/run/netns/{self.name}", sys.executable, "-m", "devalloc_machines.guest",
+            "nsenter", f"--net=/var/run/netns/{self.name}", sys.executable, "-m", "devalloc.programs.guest_monitor",
             f"--root={root}", f"--listen={self.guest}:10301", f"--metrics-listen={self.guest}:9100",
             "--cpus=leave", "--memory=leave", f"--allow={self.host}",
         ]  # fmt: skip

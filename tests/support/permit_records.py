@@ -7,11 +7,11 @@ from unittest.mock import Mock
 
 from devalloc.machines.permits.decide import ConditionValue, PermitRecord, PermitTransaction
 from devalloc.machines.permits.ledger import PermitLedgers
-from devalloc.machines.permits.neon_vms import NeonMachines
 from devalloc.machines.permits.sources import MachineSources
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.store import Change, Object
+from devalloc_neon.machines import NeonMachines
 
 SOURCES = MachineSources(NeonMachines(Mock()))
 """Of machines of devalloc and of NeonVM, to read objects."""

@@ -11,6 +11,7 @@ import websockets
 
 import devalloc
 import devalloc_machines
+import devalloc_neon
 import devalloc_node
 from tests.support.python_image import VERSION
 from tests.support.repository import REPO
@@ -22,8 +23,16 @@ LOAD = "usr/lib/load.py"
 """The program in the guest that ``load`` runs."""
 ADDRESS = "192.0.2.2"
 _OF_PROJECT = {
-    Path(devalloc.__file__).parent: ("*.py", "net/*.py", "scaling/**/*.py", "api/**/*.py"),
+    Path(devalloc.__file__).parent: (
+        "*.py",
+        "net/*.py",
+        "scaling/**/*.py",
+        "api/**/*.py",
+        "programs/__init__.py",
+        "programs/guest_monitor.py",
+    ),
     Path(devalloc_machines.__file__).parent: ("__init__.py", "guest/**/*.py"),
+    Path(devalloc_neon.__file__).parent: ("__init__.py", "informant*.py"),
     Path(devalloc_node.__file__).parent: ("__init__.py", "net/**/*.py"),
 }
 
@@ -56,7 +65,7 @@ def start(allowed: str, *more: str) -> str:
     return (
         f"ip addr add {ADDRESS}/24 dev eth0; ip link set eth0 up; ip link set lo up; "
         f"export PYTHONPATH=/{PACKAGES}; "
-        f"(python3 -m devalloc_machines.guest --allow {allowed} {' '.join(more)} >> /tmp/monitor.log "
+        f"(python3 -m devalloc.programs.guest_monitor --allow {allowed} {' '.join(more)} >> /tmp/monitor.log "
         "2>&1 < /dev/null &)"
     )
 

@@ -48,6 +48,7 @@ PACKAGES = (
     "solver/devalloc_solver",
     "node-plugin/devalloc_node",
     "node-plugin/devalloc_machines",
+    "node-plugin/devalloc_neon",
     "tests/machine/inside",
 )
 REPOSITORY = Path(__file__).parents[2]

@@ -48,6 +48,7 @@ SOURCES = {
     "devalloc_solver": "solver",
     "devalloc_node": "node-plugin",
     "devalloc_machines": "node-plugin",
+    "devalloc_neon": "node-plugin",
     "tools": ".",
     "tests": ".",
 }

@@ -9,7 +9,7 @@ from devalloc_machines.guest.settings import ABOUT, OPTIONS, settings_from
 
 @verb("guest-monitor", help=ABOUT)
 def guest_monitor(**given: str) -> int:
-    from devalloc_machines.guest.monitor import run
+    from devalloc.programs.guest_monitor import guest_monitor as run
 
     try:
         run(settings_from(given), print_note)

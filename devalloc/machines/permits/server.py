@@ -33,7 +33,6 @@ from devalloc.machines.permits.migration import MigrationTracker, Migrator
 from devalloc.machines.permits.settings import Settings
 from devalloc.machines.permits.sources import MachineSource, MachineSources
 from devalloc.machines.permits.writer import RETRY_SECONDS, PermitWriter, StoreChanges
-from devalloc.machines.runner_pods import POD
 from devalloc.net.http_server import (
     JSON,
     HttpResponse,
@@ -356,8 +355,8 @@ class PermitServer:
             strangers.note(address)
 
     @property
-    def _pods(self) -> Store | None:
-        """Has the pods that run machines."""
+    def _pods(self) -> tuple[Store, str] | None:
+        """What has the pods that run machines, and their kind."""
         return next((source.pods for source in self._sources.all if source.pods is not None), None)
 
     async def _load(self, writer: PermitWriter, helpers: ThreadPoolExecutor) -> None:
@@ -368,9 +367,9 @@ class PermitServer:
             log.exception("cannot read the hosts")
             raise Unavailable(f"cannot read the hosts: {error}") from error
         pods: Sequence[Object] | None = None
-        if (store := self._pods) is not None:
+        if (of_pods := self._pods) is not None:
             with suppress(StoreError):  # the watch says so, and tries again; its machines count by their objects
-                listing = partial(store.list, (POD,))
+                listing = partial(of_pods[0].list, (of_pods[1],))
                 pods = (await asyncio.get_running_loop().run_in_executor(helpers, listing)).objects
         await writer.load(hosts, pods, can_move)
 
@@ -391,7 +390,7 @@ class PermitServer:
         store, what = self._services.store, "cannot watch VirtualMachines"
         watchers = [Watcher(store, writer.kinds, hear, what, lists=False, since=writer.seen)]
         if self._pods is not None:
-            watchers.append(Watcher(self._pods, POD, hear_pods, "cannot read which pods run machines"))
+            watchers.append(Watcher(*self._pods, hear_pods, "cannot read which pods run machines"))
         return watchers
 
     async def _mind_lease(self, thread: ThreadPoolExecutor) -> None:

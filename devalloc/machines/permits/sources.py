@@ -77,8 +77,9 @@ class MachineSource(Protocol):
         """Whether no write of a server before this one may be done late."""
 
     @property
-    def pods(self) -> Store | None:
-        """Has the pods that run its machines; None: there are none, or the machines count by their objects alone."""
+    def pods(self) -> tuple[Store, str] | None:
+        """What has the pods that run its machines, and their kind; None: there are none, or the machines count by their
+        objects alone."""
 
     def read(self, obj: Object) -> VmState | None:
         """Return what counts of an object; None for one that is on no node."""

@@ -4,9 +4,8 @@
 - ``agent_thread``: the agent for callers in other threads
 - ``scaler``: one machine; what it does next is ``devalloc.scaling.actions``
 - ``channels``: permits, the machine, the guest monitor, the guest's metrics
-- ``permit_client``, ``http_client``, ``guest_monitor_client``, ``informant_client``: the clients behind the channels
+- ``permit_client``, ``http_client``, ``guest_monitor_client``: the clients behind the channels
 - ``actuator``: change a machine, in threads
 - ``report``, ``metrics``: what people and programs see
-- ``cpu_time_server``: for controllers in place of the agent
 - ``settings``: what an administrator says of it
 """

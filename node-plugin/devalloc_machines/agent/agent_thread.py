@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
@@ -22,10 +22,9 @@ from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.state import ScalingRules
 from devalloc_machines.agent.actuator import MachineActuator, MachineExecutors
 from devalloc_machines.agent.agent import Agent, ScalingTarget, WakeableRounds, agent_dump_served
-from devalloc_machines.agent.channels import Channels, PermitChannel, ScaledMachine
-from devalloc_machines.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
+from devalloc_machines.agent.channels import Channels, GuestChannel, PermitChannel, ScaledMachine
+from devalloc_machines.agent.guest_monitor_client import MonitorConnection, MonitorListener, MonitorTimeouts
 from devalloc_machines.agent.http_client import HttpMetrics, new_session
-from devalloc_machines.agent.informant_client import InformantConnection
 from devalloc_machines.agent.metrics import ScalingMetrics
 from devalloc_machines.agent.permit_client import HttpPermits, OwnPermits, PermitEndpoint, StaticEndpoint
 from devalloc_machines.agent.scaler import Scaler
@@ -34,6 +33,10 @@ from devalloc_machines.service.operations import MachineOperations
 from devalloc_node.errors import Denied
 from devalloc_node.host import linux
 from devalloc_node.host.linux import Route
+
+GuestProtocol = Callable[[ScaledMachine, MonitorListener], tuple[GuestChannel, Callable[[], int]]]
+"""Makes the channel to a guest that speaks another protocol than that of the monitor, and what tells the port of its
+metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class ChannelFactory:
     """Whether the server of permits is who is meant."""
     endpoint: PermitEndpoint | None = None
     """Who is asked for permits; None: whom the settings tell."""
+    protocols: Mapping[str, GuestProtocol] = field(default_factory=dict)
+    """Those of guests beside the monitor's, by name."""
 
     def channels(self, scaled: ScaledMachine, scaler: Scaler) -> Channels:
         """Those of one machine."""
@@ -70,12 +75,8 @@ class ChannelFactory:
         if scaled.protocol == "monitor":
             monitor = MonitorConnection(scaled.key, address, scaled.monitor_port, scaler, _timers(settings.agent))
             return Channels(permits, body, monitor, metrics(scaled.metrics_port))
-        informant = InformantConnection(scaled.key, address, scaled.monitor_port, scaler)
-
-        def metrics_port() -> int:
-            return scaled.metrics_port if informant.chosen is None else informant.chosen.metrics_port
-
-        return Channels(permits, body, informant, metrics(metrics_port))
+        guest, metrics_port = self.protocols[scaled.protocol](scaled, scaler)
+        return Channels(permits, body, guest, metrics(metrics_port))
 
 
 def _timers(config: AgentConfig) -> MonitorTimeouts:
@@ -108,15 +109,17 @@ class AgentThread:
         registry: CollectorRegistry | None = None,
         may_ask: Callable[[], bool] = lambda: True,
         endpoint: PermitEndpoint | None = None,
+        protocols: Mapping[str, GuestProtocol] | None = None,
     ) -> None:
         """``changed`` gets the key of each machine whose report has changed. ``registry``: where the metrics go.
         ``may_ask``: whether the process that listens at the permit endpoint is the right one. ``endpoint``:
-        the permit endpoint, instead of the one in the settings."""
+        the permit endpoint, instead of the one in the settings. ``protocols``: as of ``ChannelFactory``."""
         self.settings = settings
         self._operations = operations
         self._changed = changed
         self._may_ask = may_ask
         self._endpoint = endpoint
+        self._protocols = protocols or {}
         self._mutex = threading.Lock()
         self._wanted: dict[str, ScaledMachine] = {}
         self._at: dict[str, str] = {}
@@ -202,7 +205,14 @@ class AgentThread:
             permits = await stack.enter_async_context(new_session())
             guests = await stack.enter_async_context(new_session())
             wiring = ChannelFactory(
-                self._operations, self.settings, permits, guests, executors, self._may_ask, self._endpoint
+                self._operations,
+                self.settings,
+                permits,
+                guests,
+                executors,
+                self._may_ask,
+                self._endpoint,
+                self._protocols,
             )
             rules = ScalingRules(self.settings.unit, self.settings.timing, self.settings.era)
             agent = Agent(rules, scaler_timeouts(self.settings.agent), meter=self._metrics)

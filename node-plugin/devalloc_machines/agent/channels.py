@@ -47,6 +47,19 @@ class ScaledMachine:
         return f"{self.uid} {self.run} {self.address} {self.protocol} {ports} {self.runner_pod}"
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerAddress:
+    """Where a controller sets the CPU time of a machine."""
+
+    key: str
+    """``namespace/name`` of its machine."""
+    uid: str
+    run: str
+    """Which run of the machine."""
+    address: str
+    port: int
+
+
 class PermitChannel(Protocol):
     """Who gives permits for the node's CPU and memory."""
 

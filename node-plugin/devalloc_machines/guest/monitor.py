@@ -7,8 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.resources import ResourceFlags, Resources
@@ -16,24 +15,46 @@ from devalloc_machines.guest import memory, metrics_http, system
 from devalloc_machines.guest.memory import MemoryPolicy, ProgramCache, memory_measure, read_memory
 from devalloc_machines.guest.metrics_http import gauges
 from devalloc_machines.guest.sessions import AgentSessions
-from devalloc_machines.guest.settings import Address, MonitorSettings, is_allowed
+from devalloc_machines.guest.settings import MonitorSettings
 from devalloc_machines.guest.system import GuestSystem
 from devalloc_node.net.websocket import loop_ms
-
-if TYPE_CHECKING:
-    from devalloc_machines.guest.informant import Informant
 
 _SAMPLE = 0.1  # seconds
 _PLUGGED = 1.0  # seconds between looks for what was plugged
 _log = logging.getLogger("devalloc.guest")
 
 
+class OlderAgents(Protocol):
+    """The agents of a protocol from before the guest monitor."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Begin to answer; the address. Raises OSError."""
+
+    async def run(self) -> None:
+        """Ask agents what they are to be asked, until cancelled."""
+
+    def want(self, more: ResourceFlags) -> None:
+        """The guest needs more, soon."""
+
+    async def close(self) -> None:
+        """Stop answering."""
+
+
 class GuestMonitor:
     """The program. `run` ends when it is cancelled."""
 
-    def __init__(self, settings: MonitorSettings, system: GuestSystem | None = None) -> None:
-        """Raises ValueError where what is to be measured is not there, OSError where nothing can be."""
-        self._settings = settings
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        system: GuestSystem | None = None,
+        make_informant: Callable[[GuestMonitor, int], OlderAgents] | None = None,
+    ) -> None:
+        """``make_informant``: of a monitor and the port of its metrics, where the settings have an informant. Raises
+        ValueError where what is to be measured is not there, OSError where nothing can be."""
+        self.settings = settings
         self._system = system or GuestSystem(settings.root)
         try:
             measure = memory_measure(self._system, settings.measure)
@@ -44,7 +65,8 @@ class GuestMonitor:
         whole_guest = (lambda: read_memory(self._system).used) if is_part else None
         self.guard = MemoryPolicy(measure, read_memory(self._system).total, cache, whole_guest)
         self.sessions = AgentSessions(self._handle, self._greeted, settings.allow)
-        self.informant: Informant | None = None
+        self.informant: OlderAgents | None = None
+        self._make_informant = make_informant
         self._granted_cpus: int | None = None
         self._policy = settings.memory
         self._look = asyncio.Event()
@@ -52,14 +74,17 @@ class GuestMonitor:
 
     async def run(self, listening: Callable[[int, int | None], None] = lambda port, metrics: None) -> None:
         """Until cancelled. ``listening`` gets the ports. Raises OSError if one is not available."""
-        port = await self.sessions.listen(*self._settings.listen)
+        settings = self.settings
+        port = await self.sessions.listen(*settings.listen)
         served = None
         try:
-            metrics = self._settings.metrics_listen
+            metrics = settings.metrics_listen
             served = None if metrics is None else await metrics_http.serve(self._page, *metrics)
             served_at = None if served is None else served.sockets[0].getsockname()[1]
-            if self._settings.informant is not None and served_at is not None:
-                await self._begin_informant(self._settings.informant, served_at)
+            if settings.informant is not None and served_at is not None and self._make_informant is not None:
+                self.informant = self._make_informant(self, served_at)
+                _, at = await self.informant.listen(*settings.informant)
+                _log.info("the informant listens at %s port %d", settings.informant[0], at)
             listening(port, served_at)
             async with asyncio.TaskGroup() as group:
                 if self.informant is not None:
@@ -72,15 +97,6 @@ class GuestMonitor:
             if self.informant is not None:
                 await self.informant.close()
             await self.sessions.close()
-
-    async def _begin_informant(self, at: Address, metrics_port: int) -> None:
-        """Listen for agents of before the guest monitor. Raises OSError."""
-        # Loaded only where it is used: a guest that is small has other uses for that memory.
-        from devalloc_machines.guest.informant import Informant
-
-        self.informant = Informant(self, metrics_port, allows=partial(is_allowed, self._settings.allow))
-        _, port = await self.informant.listen(*at)
-        _log.info("the informant listens at %s port %d", at[0], port)
 
     def _page(self) -> str:
         return gauges(self._system, self.guard, self.sessions.is_connected)
@@ -129,7 +145,7 @@ class GuestMonitor:
             except (OSError, ValueError) as error:
                 self._report_failures("measure", [f"cannot measure memory: {error}"])
             informant = self.informant
-            heard = self.sessions.is_connected or (informant is not None and informant.agents.active is not None)
+            heard = self.sessions.is_connected or (informant is not None and informant.is_connected)
             if heard and self.guard.wants_more(loop_ms()):
                 self.sessions.ask_for_more()
                 if informant is not None:
@@ -137,14 +153,14 @@ class GuestMonitor:
             await asyncio.sleep(_SAMPLE)
 
     async def _watch_plugs(self) -> None:
-        if self._settings.cpus == self._settings.memory == "leave":
+        if self.settings.cpus == self.settings.memory == "leave":
             return
         missing = self._missing_rights()
         if missing:
             _log.warning("%s", missing)
             return
         if self._policy != "leave":
-            self._policy, problems = memory.set_policy(self._system, self._policy, self._settings.movable_ratio)
+            self._policy, problems = memory.set_policy(self._system, self._policy, self.settings.movable_ratio)
             for line in problems:
                 _log.warning("%s", line)
         while True:
@@ -158,7 +174,7 @@ class GuestMonitor:
             self._look.clear()
 
     def _missing_rights(self) -> str | None:
-        if os.geteuid() == 0 or self._settings.root != "/":
+        if os.geteuid() == 0 or self.settings.root != "/":
             return None
         return (
             "not running as root: cannot bring plugged CPUs and memory online. Run it as root, or let udev do it and "
@@ -168,9 +184,9 @@ class GuestMonitor:
     def _bring_online(self) -> list[str]:
         failures = []
         try:
-            if self._settings.cpus != "leave":
-                count = None if self._settings.cpus == "plugged" else self._granted_cpus
-                if count is not None or self._settings.cpus == "plugged":
+            if self.settings.cpus != "leave":
+                count = None if self.settings.cpus == "plugged" else self._granted_cpus
+                if count is not None or self.settings.cpus == "plugged":
                     failures += system.scale_cpus(self._system, count)
             if self._policy != "leave" and self._system.has(memory.FOLDER):
                 failures += memory.bring_online(self._system, self._policy)
@@ -186,8 +202,13 @@ class GuestMonitor:
         self._reported = {line for line in self._reported if not line.startswith(f"{about}: ")} | lines
 
 
-def run(settings: MonitorSettings, say: Callable[[str], None]) -> None:
-    """Run until SIGTERM or SIGINT. Raises ValueError and OSError as `GuestMonitor` and its `run`."""
+def run(
+    settings: MonitorSettings,
+    say: Callable[[str], None],
+    make_informant: Callable[[GuestMonitor, int], OlderAgents] | None = None,
+) -> None:
+    """Run until SIGTERM or SIGINT. ``make_informant``: as of `GuestMonitor`. Raises ValueError and OSError as it and
+    its `run`."""
 
     def listening(port: int, metrics: int | None) -> None:
         pages = "" if metrics is None else f", metrics at port {metrics}"
@@ -199,7 +220,7 @@ def run(settings: MonitorSettings, say: Callable[[str], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.cancel)
         try:
-            await GuestMonitor(settings).run(listening)
+            await GuestMonitor(settings, make_informant=make_informant).run(listening)
         except asyncio.CancelledError:
             say("stopped")
 

@@ -23,8 +23,7 @@ from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.store import Object
 from devalloc_machines.agent.actuator import memory_rounded_down
-from devalloc_machines.agent.channels import ScaledMachine
-from devalloc_machines.agent.cpu_time_server import RunnerAddress
+from devalloc_machines.agent.channels import RunnerAddress, ScaledMachine
 from devalloc_machines.agent.settings import Network, ScalingSettings
 from devalloc_machines.qemu.records import MachineAmounts, MachineView
 from devalloc_machines.qemu.spec import MachineSpec, Nic, RateLimits, spec_of, whole_cpus
@@ -39,7 +38,7 @@ SCALE_SECONDS = 10.0
 
 
 class RunnerControl(Protocol):
-    """Who listens for controllers; see `devalloc_machines.agent.cpu_time_server`. Safe for threads."""
+    """Who listens for controllers. Safe for threads."""
 
     @property
     def networks(self) -> tuple[Network, ...]: ...

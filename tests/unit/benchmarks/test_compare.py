@@ -50,6 +50,7 @@ def test_a_checkout_without_packages_of_its_own_is_run_with_its_own_code(tmp_pat
         ("solver", "devalloc_solver"),
         ("node-plugin", "devalloc_node"),
         ("node-plugin", "devalloc_machines"),
+        ("node-plugin", "devalloc_neon"),
     ):
         (tmp_path / folder / package).mkdir(parents=True)
         (tmp_path / folder / package / "__init__.py").touch()

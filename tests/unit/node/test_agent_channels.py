@@ -12,23 +12,24 @@ from aiohttp import ClientSession, web
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
-from devalloc.scaling.versions import INFORMANT_VERSIONS, ProtocolEra
+from devalloc.scaling.versions import ProtocolEra
 from devalloc_machines.agent.actuator import MachineExecutors
 from devalloc_machines.agent.agent_thread import ChannelFactory
 from devalloc_machines.agent.channels import Channels, ScaledMachine
 from devalloc_machines.agent.guest_monitor_client import MonitorConnection
 from devalloc_machines.agent.http_client import new_session
-from devalloc_machines.agent.informant_client import InformantConnection, local_address_to
 from devalloc_machines.agent.scaler import Scaler
 from devalloc_machines.agent.settings import ScalingSettings
-from devalloc_machines.guest.informant import Informant
 from devalloc_machines.service.operations import MachineOperations
+from devalloc_neon.informant import Informant
+from devalloc_neon.informant_client import InformantConnection, informant_channel, local_address_to
+from devalloc_neon.informant_messages import INFORMANT_VERSIONS
 from devalloc_node.errors import Failed
 from tests.support.scaling_world import UNIT
 from tests.support.virtual_time import run
 from tests.support.waiting import until_async
+from tests.unit.neon.test_informant import Guest
 from tests.unit.node.test_agent_clients import METRICS, answering
-from tests.unit.node.test_informant import Guest
 
 HOST = "127.0.0.1"
 NEW_METRICS = "host_load5", "host_memory_cached_bytes"
@@ -51,7 +52,12 @@ async def wired(what: ScaledMachine) -> Channels:
 
 def made_for(what: ScaledMachine, session: ClientSession, settings: ScalingSettings | None = None) -> Channels:
     wiring = ChannelFactory(
-        cast(MachineOperations, None), settings or ScalingSettings(), session, session, MachineExecutors(1)
+        cast(MachineOperations, None),
+        settings or ScalingSettings(),
+        session,
+        session,
+        MachineExecutors(1),
+        protocols={"informant": informant_channel},
     )
     made: list[Channels] = []
 

@@ -71,6 +71,7 @@ def raised() -> tuple[tuple[str, str, ast.Call], ...]:
         for folder in (
             ROOT / "node-plugin" / "devalloc_node",
             ROOT / "node-plugin" / "devalloc_machines",
+            ROOT / "node-plugin" / "devalloc_neon",
             ROOT / "devalloc",
         )
         for path in sorted(folder.rglob("*.py"))

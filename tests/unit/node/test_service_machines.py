@@ -25,7 +25,7 @@ from devalloc_node.model.step import Prepared, PreparedDevice
 from devalloc_node.operations.change_feed import machine_change
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.node_service import Served, served
-from tests.unit.node.test_runners import FakeRunners
+from tests.unit.neon.test_runners import FakeRunners
 from tests.unit.node.test_vms_scaling import FakeScalers
 
 GIB = 1 << 30

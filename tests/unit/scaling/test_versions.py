@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.scaling.versions import InformantVersion, MonitorVersion, PluginVersion, Version, VersionRange
+from devalloc.scaling.versions import MonitorVersion, PluginVersion, Version, VersionRange
+from devalloc_neon.informant_messages import InformantVersion
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from devalloc.machines.permits.leader_server import LeaderPermitServer, PermitLi
 from devalloc.machines.permits.leadership import ProcessLeadership
 from devalloc.machines.permits.ledger import Host, PermitLedgers
 from devalloc.machines.permits.metrics import PermitMetrics
-from devalloc.machines.permits.neon_vms import NEON_MACHINES, NeonMachines
 from devalloc.machines.permits.settings import Settings
 from devalloc.machines.permits.sources import MachineSources
 from devalloc.machines.permits.writer import PermitWriter
@@ -33,6 +32,7 @@ from devalloc.store.fencing import fence_objects
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
 from devalloc_machines.agent.http_client import new_session
 from devalloc_machines.agent.permit_client import ClusterEndpoint, HttpPermits
+from devalloc_neon.machines import NEON_MACHINES, NeonMachines
 from devalloc_node.errors import Denied, Failed, NodeError
 from tests.support.fake_kube import ClientKilled, FakeClient, FakeKube
 from tests.support.host_pools import host

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from devalloc.machines.permits import Settings
 from devalloc.machines.permits.ledger import Host, PermitLedgers
-from devalloc.machines.permits.neon_vms import read_runner_pod
-from devalloc.machines.runner_pods import RUNNER_PODS
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store.kubernetes.reflector import clean_object
+from devalloc_neon.machines import read_runner_pod
+from devalloc_neon.runner_pods import RUNNER_PODS
 from tests.support.neon_installation import vm
 from tests.support.permit_bench import amounts, machine
 from tests.support.permit_records import SOURCES

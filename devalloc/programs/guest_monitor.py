@@ -1,4 +1,7 @@
-"""The guest monitor's own command line, without the packages that `devalloc` needs."""
+"""``python -m devalloc.programs.guest_monitor``: the guest monitor, where nothing is installed but what it imports.
+
+It is the same as the verb ``devalloc guest-monitor``, without the packages that the command needs.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,25 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from devalloc.printable import printable_lines
-from devalloc_machines.guest.monitor import run
-from devalloc_machines.guest.settings import ABOUT, ENVIRONMENT, OPTIONS, settings_from
+from devalloc_machines.guest.monitor import GuestMonitor, OlderAgents, run
+from devalloc_machines.guest.settings import ABOUT, ENVIRONMENT, OPTIONS, MonitorSettings, is_allowed, settings_from
+
+
+def guest_monitor(settings: MonitorSettings, say: Callable[[str], None]) -> None:
+    """Run the guest monitor until SIGTERM or SIGINT. Raises ValueError and OSError as it does."""
+    run(settings, say, make_informant)
+
+
+def make_informant(monitor: GuestMonitor, metrics_port: int) -> OlderAgents:
+    """Make what agents speak with that are older than the guest monitor."""
+    # Loaded only where it is used: a guest that is small has other uses for that memory.
+    from devalloc_neon.informant import Informant
+
+    return Informant(monitor, metrics_port, allows=partial(is_allowed, monitor.settings.allow))
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -30,7 +47,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     handler.setFormatter(_Lines("%(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
-        run(settings, _say)
+        guest_monitor(settings, _say)
     except ValueError as error:
         _say(str(error))
         return 2
@@ -50,3 +67,7 @@ class _Lines(logging.Formatter):
 def _say(text: str) -> None:
     sys.stderr.write(f"{printable_lines(text)}\n")
     sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

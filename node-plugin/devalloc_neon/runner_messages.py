@@ -7,13 +7,26 @@ body are 400, what could not be done is 500. Both bodies are ``{"VCPUs": 1}`` or
 from __future__ import annotations
 
 from devalloc.scaling.peer_json import JsonFields, RequestError, Unreadable, cpu_to_json, decode_body, encode_message
-from devalloc.scaling.versions import RunnerVersion
+from devalloc.scaling.versions import Version
 
 PORT = 25183
 MAX_BODY = 1024
 CHANGE_PATH = "/cpu_change"
 CURRENT_PATH = "/cpu_current"
 _METHODS = {CHANGE_PATH: "POST", CURRENT_PATH: "GET"}
+
+
+class RunnerVersion(Version):
+    """Of the protocol with what runs a machine's process. 0 is from before there were versions."""
+
+    names = ("v1",)
+
+    @property
+    def has_fractional_cpu(self) -> bool:
+        """Parts of a CPU are given by a cgroup."""
+        return self >= 1
+
+
 VERSION = RunnerVersion(1)
 """The only one. The pod has it in the label ``vm.neon.tech/runner-version``."""
 

@@ -1,6 +1,6 @@
 """The informant: the older protocol, with which agents speak in a guest. Its server, and its calls to agents.
 
-`devalloc_machines.guest.informant` decides which agent counts and what to ask when; the guest itself decides whether
+`devalloc_neon.informant` decides which agent counts and what to ask when; the guest itself decides whether
 the machine may become smaller. The guest is changed by one request at a time, in the order of the requests.
 """
 
@@ -14,11 +14,12 @@ from ipaddress import ip_address
 from typing import Protocol
 from uuid import UUID
 
-from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.scaling.resources import ResourceFlags, Resources
-from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
+from devalloc.scaling.versions import VersionRange
+from devalloc_neon import informant_messages as wire
+from devalloc_neon.informant_messages import INFORMANT_VERSIONS, InformantVersion
 from devalloc_node.errors import NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
 from devalloc_node.net.websocket import loop_ms
@@ -308,6 +309,11 @@ class Informant:
         self._changed = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether an agent may scale the machine."""
+        return self.agents.active is not None
 
     async def listen(self, host: str, port: int = wire.PORT) -> tuple[str, int]:
         """Begin to answer; the address. Raises OSError."""

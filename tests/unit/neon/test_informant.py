@@ -14,19 +14,20 @@ from uuid import UUID
 
 import pytest
 
-from devalloc.scaling.messages.informant import InformantDesc
+from devalloc.programs.guest_monitor import make_informant
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
-from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
+from devalloc.scaling.versions import VersionRange
 from devalloc_machines.agent.channels import Channels
-from devalloc_machines.agent.informant_client import InformantConnection, InformantTimeouts, RestartDelay, next_start
 from devalloc_machines.agent.scaler import Scaler
 from devalloc_machines.agent.settings import ScalerTimeouts
-from devalloc_machines.guest.informant import Informant
 from devalloc_machines.guest.monitor import GuestMonitor
 from devalloc_machines.guest.settings import settings_from
+from devalloc_neon.informant import Informant
+from devalloc_neon.informant_client import InformantConnection, InformantTimeouts, RestartDelay, next_start
+from devalloc_neon.informant_messages import INFORMANT_VERSIONS, InformantDesc, InformantVersion
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.net.http import JSON, HttpRequest, HttpResponse, HttpServer, http_request
 from tests.support.fake_guest_tree import GuestTree
@@ -556,11 +557,11 @@ def test_a_guest_monitor_is_an_informant_too(tmp_path: Path) -> None:
     here = {"listen": f"{HOST}:0", "metrics_listen": f"{HOST}:0", "informant": f"{HOST}:0", "root": str(tmp_path)}
 
     async def scenario() -> None:
-        monitor = GuestMonitor(settings_from(here), guest)
+        monitor = GuestMonitor(settings_from(here), guest, make_informant)
         ready: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(monitor.run(lambda port, metrics: ready.set_result(metrics)))]
         metrics, heard = await ready, Heard()
-        assert monitor.informant is not None
+        assert isinstance(monitor.informant, Informant)
         assert monitor.informant.address is not None
         agent = InformantConnection("vm1", HOST, monitor.informant.address[1], heard, HOST)
         tasks.append(asyncio.create_task(agent.run()))

@@ -7,17 +7,17 @@ import ipaddress
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from devalloc.scaling.messages import runner as wire
 from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc_machines.agent.agent import WakeableRounds
+from devalloc_machines.agent.channels import RunnerAddress
 from devalloc_machines.agent.settings import Network
 from devalloc_machines.qemu.records import MachineView
 from devalloc_machines.qemu.spec import CPU
 from devalloc_machines.service.operations import MachineOperations
+from devalloc_neon import runner_messages as wire
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer
@@ -79,19 +79,6 @@ CALLER = "runner"
 ANSWER_SECONDS = 4.0
 """A controller waits for 5."""
 LOOK_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerAddress:
-    """One of them."""
-
-    key: str
-    """``namespace/name`` of its machine."""
-    uid: str
-    run: str
-    """Which run of the machine."""
-    address: str
-    port: int
 
 
 class MachineCpuShare:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -20,12 +21,14 @@ from typing import NoReturn
 from uuid import UUID, uuid4
 
 from devalloc.net.rate import SlidingWindowCount
-from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.scaling.resources import ResourceFlags, Resources
-from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
+from devalloc.scaling.versions import VersionRange
+from devalloc_machines.agent.channels import ScaledMachine
 from devalloc_machines.agent.guest_monitor_client import MonitorListener, MonitorStatus
+from devalloc_neon import informant_messages as wire
+from devalloc_neon.informant_messages import INFORMANT_VERSIONS, InformantVersion
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
 from devalloc_node.net.websocket import loop_ms
@@ -396,6 +399,18 @@ class InformantConnection:
 
     def _sentence(self, why: str) -> str:
         return f"the informant in the guest ({self._host} port {self._port}): {why}"
+
+
+def informant_channel(
+    scaled: ScaledMachine, listener: MonitorListener
+) -> tuple[InformantConnection, Callable[[], int]]:
+    """Make the channel to a machine's informant, and what tells the port of its metrics: the informant chooses it."""
+    informant = InformantConnection(scaled.key, scaled.address, scaled.monitor_port, listener)
+
+    def metrics_port() -> int:
+        return scaled.metrics_port if informant.chosen is None else informant.chosen.metrics_port
+
+    return informant, metrics_port
 
 
 def local_address_to(host: str) -> str:

@@ -19,7 +19,6 @@ from devalloc.machines.permits.decide import PermitAnswer, PermitRecord, PermitR
 from devalloc.machines.permits.leadership import ProcessLeadership
 from devalloc.machines.permits.ledger import Host, PermitLedgers
 from devalloc.machines.permits.metrics import PermitMetrics
-from devalloc.machines.permits.neon_vms import NEON_MACHINES, PERMIT, NeonMachines
 from devalloc.machines.permits.settings import Settings
 from devalloc.machines.permits.sources import MachineSources
 from devalloc.machines.permits.writer import OutcomeUnknown, PermitWriter, StoreChanges
@@ -28,6 +27,7 @@ from devalloc.scaling.resources import Resources
 from devalloc.store import Change, CommitOutcomes
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
 from devalloc_machines.agent.http_client import new_session
+from devalloc_neon.machines import NEON_MACHINES, PERMIT, NeonMachines
 from devalloc_node.errors import NodeError
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.neon_installation import MACHINES, vm

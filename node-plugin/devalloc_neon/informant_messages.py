@@ -25,7 +25,7 @@ from devalloc.scaling.peer_json import (
     encode_message,
 )
 from devalloc.scaling.resources import ResourceFlags, Resources
-from devalloc.scaling.versions import InformantVersion, VersionRange
+from devalloc.scaling.versions import Version, VersionRange
 
 PORT = 10301
 """Of the informant; an agent has any port, and tells which."""
@@ -33,6 +33,30 @@ MAX_BODY = 16 * 1024
 """Bytes of any body."""
 BAD_JSON = "bad JSON"
 EMPTY_BODY = b"{}"
+
+
+class InformantVersion(Version):
+    """Of the protocol between an agent and the informant inside a machine."""
+
+    names = ("v1.0", "v1.1", "v1.2", "v2.0")
+
+    @property
+    def has_try_upscale(self) -> bool:
+        """The informant may ask the agent for more."""
+        return self >= 2
+
+    @property
+    def has_health_check(self) -> bool:
+        """The agent may ask the informant whether it is well."""
+        return self >= 3
+
+    @property
+    def signs_resources(self) -> bool:
+        """Amounts come with the agent's id and a sequence number."""
+        return self >= 4
+
+
+INFORMANT_VERSIONS = VersionRange(InformantVersion(1), InformantVersion(4))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.peer_json import RequestError
 from devalloc.scaling.resources import ResourceFlags, Resources
-from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
-from devalloc_machines.guest.informant import MOST_AGENTS, AgentCall, AgentRegistry
+from devalloc.scaling.versions import VersionRange
+from devalloc_neon import informant_messages as wire
+from devalloc_neon.informant import MOST_AGENTS, AgentCall, AgentRegistry
+from devalloc_neon.informant_messages import INFORMANT_VERSIONS, InformantVersion
 
 MEMORY = ResourceFlags(memory=True)
 

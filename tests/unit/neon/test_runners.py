@@ -14,9 +14,10 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_machines.agent.cpu_time_server import MachineCpuShare, RunnerAddress, RunnerServers
+from devalloc_machines.agent.channels import RunnerAddress
 from devalloc_machines.agent.settings import Network
 from devalloc_machines.vms import MachineControls
+from devalloc_neon.cpu_time_server import MachineCpuShare, RunnerServers
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request
@@ -172,7 +173,7 @@ async def obeys(port: int) -> bool:
 def test_a_runner_listens_as_long_as_it_is_listed_and_tries_a_port_in_use_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devalloc_machines.agent.cpu_time_server.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("devalloc_neon.cpu_time_server.LOOK_SECONDS", 0.05)
     news: list[str] = []
 
     async def main() -> None:
@@ -221,7 +222,7 @@ def test_only_those_in_its_networks_and_the_host_itself_are_heard(world: World) 
 def test_a_listener_that_fails_does_not_end_the_other_runners(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("devalloc_machines.agent.cpu_time_server.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("devalloc_neon.cpu_time_server.LOOK_SECONDS", 0.05)
 
     def fails(key: str) -> None:
         raise ZeroDivisionError("a bug")

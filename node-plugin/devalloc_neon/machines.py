@@ -31,7 +31,6 @@ from devalloc.machines.permits.sources import (
     read_overcommit,
     read_usage,
 )
-from devalloc.machines.runner_pods import has_ended
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.vm_info import ANNOTATION_BILLING, OVERCOMMIT, USAGE, VmInfo, from_pod, from_vm
@@ -40,6 +39,7 @@ from devalloc.store import Key as ObjectKey
 from devalloc.store.fencing import FencingInterrupted, fence_object, fence_objects
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc.worker import DONE, repeat
+from devalloc_neon.runner_pods import has_ended
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class NeonMachines:
     store: Store
     stamp: str = ""
     """What fences the writes of the last leader: a text that no leader had before; empty: there was none."""
-    pods: Store | None = None
-    """Has the pods that run them (``RUNNER_PODS``); None: they count by their objects alone."""
+    pods: tuple[Store, str] | None = None
+    """What has the pods that run them, and their kind (``RUNNER_PODS``); None: they count by their objects alone."""
     patience: float = 2.0
     batch: int = 4
     """They must not use all of the store's threads if the webhook hangs."""

@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.scaling.resources import ResourceFlags, Resources
-from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
+from devalloc.scaling.versions import VersionRange
+from devalloc_neon import informant_messages as wire
+from devalloc_neon.informant_messages import INFORMANT_VERSIONS, InformantVersion
 
 ME = UUID("11111111-2222-3333-4444-555555555555")
 ID = str(ME)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.machines.runner_pods import RUNNER_PODS, RunnerPods
 from devalloc.store import Change, CommitResult, Conflict, Event, EventType, Invalid, NotLeader, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.reflector import clean_object
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_neon.runner_pods import RUNNER_PODS, RunnerPods
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.permit_bench import KIND, machine
 from tests.support.waiting import in_threads, until

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from devalloc.machines.permits import Settings
 from devalloc.machines.permits.decide import PermitTransaction
 from devalloc.machines.permits.ledger import Host, PermitLedgers, VmState
-from devalloc.machines.permits.neon_vms import APPROVED, KIND, PERMIT
 from devalloc.scaling.messages.permits import RequestError, WireResources, decode_reply, decode_request
 from devalloc.scaling.resources import Resources
 from devalloc.store import Key
 from devalloc.store.metadata_rules import with_annotations
+from devalloc_neon.machines import APPROVED, KIND, PERMIT
 from tests.support.neon_installation import SCALED, vm
 from tests.support.neon_plugin import scheduler_reserved
 from tests.support.permit_bench import GIB, amounts, machine

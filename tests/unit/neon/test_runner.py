@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from devalloc_machines.agent.cpu_time_server import Runner
 from devalloc_machines.qemu.confinement import LEAST, CpuGroup, limit, limit_of
+from devalloc_neon.cpu_time_server import Runner
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request
 

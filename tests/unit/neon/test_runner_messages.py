@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.scaling.messages import runner
 from devalloc.scaling.peer_json import RequestError, Unreadable
+from devalloc_neon import runner_messages as runner
 
 
 def test_cpu_time_is_an_amount_of_cpu() -> None:
