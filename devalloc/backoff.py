@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import random
+from dataclasses import dataclass
 
+QUICK_SECONDS = 60.0
+"""What ends sooner than that after it began did not last."""
+_FIRST_PAUSE, _MOST_PAUSE = 1.0, 300.0
+"""Seconds: the first and the longest pause of a machine that does not last."""
 _MOST_DOUBLINGS = 64
 """A larger exponent would only overflow: every maximum is reached long before."""
 
@@ -50,6 +55,37 @@ class Backoff:
     def reset(self) -> None:
         """Count a success: the next failure is the first one."""
         self.failures = 0
+
+
+@dataclass(slots=True)
+class RestartPause:
+    """How long machines are not begun anew that do not last, or of which another try fails. Times are in seconds."""
+
+    failures: int = 0
+    """In a row, up to now."""
+    due: float = 0.0
+    """When the pause is over; 0: there is none."""
+    problem: str = ""
+    """Why the last try failed."""
+
+    def failed(self, now: float, problem: str = "") -> None:
+        """Count a failure."""
+        self.failures += 1
+        self.due = now + backoff_delay(self.failures, _FIRST_PAUSE, _MOST_PAUSE)
+        self.problem = problem or self.problem
+
+    def ended(self, now: float, lasted: float) -> None:
+        """Count an end: a failure, if it came soon."""
+        if lasted < QUICK_SECONDS:
+            self.failed(now)
+        else:
+            self.failures = 0
+
+    def may_act(self, now: float) -> bool:
+        """Whether the pause is over, or there is none."""
+        if self.due and self.due <= now:
+            self.due = 0.0
+        return not self.due
 
 
 class Retry:

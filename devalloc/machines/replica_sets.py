@@ -24,7 +24,7 @@ from devalloc.api.decode import decode
 from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.views import MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.backoff import backoff_delay
+from devalloc.backoff import QUICK_SECONDS, RestartPause
 from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 from devalloc.store import (
     OBJECT_FAILURES,
@@ -45,10 +45,6 @@ from devalloc.worker import Again, Pace, Why, Worker
 log = logging.getLogger(__name__)
 
 KINDS = KIND, MACHINE = "VirtualMachineReplicaSet", "VirtualMachine"
-QUICK_SECONDS = 60.0
-"""A machine that ends sooner after its creation did not last."""
-FIRST_SECONDS, MOST_SECONDS = 1.0, 300.0
-"""The first and the longest pause after machines that did not last, or could not be created or deleted."""
 BURST = 100
 """Machines of one set that are created or deleted before other sets have their turn, and of one namespace that are
 created at once."""
@@ -81,32 +77,11 @@ class SetPlan:
 
 
 @dataclass(slots=True)
-class _Pace:
-    """How fast machines of a set are created, or deleted."""
-
-    failures: int = 0
-    due: float = 0.0
-    problem: str = ""
-    """Why the last one could not be created or deleted."""
-
-    def failed(self, now: float, problem: str = "") -> None:
-        self.failures += 1
-        self.due = now + backoff_delay(self.failures, FIRST_SECONDS, MOST_SECONDS)
-        self.problem = problem or self.problem
-
-    def may_act(self, now: float) -> bool:
-        """Whether the wait after a failure is over, or there is none."""
-        if self.due and self.due <= now:
-            self.due = 0.0
-        return not self.due
-
-
-@dataclass(slots=True)
 class _Paces:
     """Of one set: a refused deletion does not keep it from creating machines, nor the other way round."""
 
-    create: _Pace = field(default_factory=_Pace)
-    delete: _Pace = field(default_factory=_Pace)
+    create: RestartPause = field(default_factory=RestartPause)
+    delete: RestartPause = field(default_factory=RestartPause)
     refused: set[str] = field(default_factory=set)
     """UIDs of machines that could not be deleted; until ``delete.due``."""
     seen: set[str] = field(default_factory=set)
@@ -385,12 +360,9 @@ class ReplicaSets:
         paces.seen = uids
         if not new:
             return
-        if any(self._age(machine) < QUICK_SECONDS for machine in new):
-            paces.create.failed(now)
-        else:
-            paces.create.failures = 0
+        paces.create.ended(now, min(map(self._age, new)))
 
-    def _recover(self, pace: _Pace, machines: Sequence[Object]) -> None:
+    def _recover(self, pace: RestartPause, machines: Sequence[Object]) -> None:
         """Machines that last end the back-off."""
         if pace.failures and all(is_ready(m) and self._age(m) >= QUICK_SECONDS for m in machines):
             pace.failures = 0
@@ -403,7 +375,7 @@ class ReplicaSets:
             return QUICK_SECONDS
         return (self._now() - created).total_seconds()
 
-    def _create(self, obj: Object, name: str, pace: _Pace) -> bool:
+    def _create(self, obj: Object, name: str, pace: RestartPause) -> bool:
         """Whether a machine of that name is there now. Raises StoreError if no store answers."""
         key = (ObjectView(obj).key[0], name)
         try:
@@ -443,7 +415,7 @@ class ReplicaSets:
             paces.delete.failed(now, problem)
             log.warning("replica set %s/%s: %s", *key, problem)
         elif not any(machine["metadata"]["uid"] in paces.refused for machine in machines):
-            paces.delete = _Pace()
+            paces.delete = RestartPause()
         return deleted
 
     def _delete(self, machine: Object) -> bool:

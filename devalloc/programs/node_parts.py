@@ -230,7 +230,7 @@ def store_machines(
     so the agent does not ask it.
     """
     from devalloc_machines.part import machines_of
-    from devalloc_machines.vms import LoopSettings, MachineControls, MigrationLoop, ServiceMachines, VirtualMachineLoop
+    from devalloc_machines.vms import LoopSettings, MachineControls, MigrationLoop, VirtualMachineLoop
     from devalloc_node.operations.change_feed import machine_change
 
     part = machines_of(node)
@@ -258,13 +258,15 @@ def store_machines(
         runners = RunnerServers(
             operations, runner_networks, changed=lambda key: node.notifier.beat(machine_change(key))
         )
+    controls = MachineControls(scalers, runners, part.guest_reports)
+    part.requests.control(controls)
     machines = VirtualMachineLoop(
         store,
         operations,
         node.notifier,
         settings=settings,
         removed=node.metrics.removed,
-        controls=MachineControls(scalers, runners, part.guest_reports),
+        controls=controls,
         settle=part.settle,
     )
     node.rounds.append(lambda: machines.worker.began)
@@ -278,8 +280,7 @@ def store_machines(
         grace=node.settings.grace,
         settle=part.settle,
     )
-    created = ServiceMachines(operations, node.notifier, scaling=scalers, runners=runners, resync=node.settings.resync)
-    return [machines.run, created.run, migrations.run, *(each.run for each in (scalers, runners) if each is not None)]
+    return [machines.run, migrations.run, *(each.run for each in (scalers, runners) if each is not None)]
 
 
 def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:

@@ -28,7 +28,7 @@ from devalloc_machines.service.service import MachineService
 from devalloc_machines.vms.guest_reports import GuestReports, ReportPorts
 from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_machines.vms.qemu_events import QemuEvents
-from devalloc_machines.vms.restarts import MachineRestarts
+from devalloc_machines.vms.requests import RequestLoop
 from devalloc_node.errors import NodeError
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, PreparedDevice, StepKind
@@ -99,6 +99,7 @@ class Machines(NodePart):
         self.operations.guest_report = self.guest_reports.report
         node.notifier.follow(self.guest_reports.hear)
         ports = ReportPorts(node.journal, self.machines.config, of_qemu=True)
+        self.requests = RequestLoop(self.operations, node.notifier, resync=settings.resync)
         self._qemu_events = QemuEvents(ports, self._cpus_changed)
         node.notifier.follow(self._qemu_events.hear)
 
@@ -143,7 +144,7 @@ class Machines(NodePart):
     def loops(self) -> Sequence[Loop]:
         return [
             partial(lifecycle.run_maintenance, self.machines),
-            MachineRestarts(self.operations, self._node.notifier, self.machines.to_restart).run,
+            self.requests.run,
             self.guest_reports.run,
             self._qemu_events.run,
         ]

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from devalloc_machines.vms.restarts import MachineRestarts
+from devalloc_machines.vms import RequestLoop
 from devalloc_node.operations.change_feed import ChangeNotifier
 from tests.support.deadlines import soon
 from tests.support.fake_tree import memory_folder
 from tests.support.machine_faults import KEY, MachineFaults, MachinePlugin, MachineScenario, amounts
 from tests.support.machine_scenarios import DIMMS
+from tests.support.vm_rounds import look_at_requests
 from tests.support.waiting import until
 
 MIB = 1 << 20
@@ -30,12 +31,7 @@ def killed(plugin: MachinePlugin) -> None:
 
 
 def brought_back(plugin: MachinePlugin) -> None:
-    restarts = MachineRestarts(
-        plugin.operations, ChangeNotifier(), plugin.machines.to_restart, spawn=lambda work: work()
-    )
-    restarts.look()
-    for _ in range(2):  # which ones are to be started, and their start
-        restarts.worker.round()
+    look_at_requests(RequestLoop(plugin.operations, ChangeNotifier(), spawn=lambda work: work()))
 
 
 def seen(world: MachineFaults) -> tuple[int, int, str]:

@@ -46,6 +46,7 @@ from tests.support.machines import (
 from tests.support.node_errors import raises
 from tests.support.node_service import served
 from tests.support.qemu import QUICK_BOOT, TCG, Machine, Monitor
+from tests.support.vm_rounds import to_begin
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -288,7 +289,7 @@ def test_a_failed_start_reports_the_words_of_qemu_and_leaves_nothing(micro: Imag
             seen = view(machines)
             assert (seen.phase, seen.reason, seen.pid) == ("Failed", "MachineDidNotStart", 0)
             # Why it failed may pass, such as a lack of memory: a machine in care is tried again by its policy.
-            assert [again.metadata.name for again in machines.to_restart()] == ["m"]
+            assert [again.metadata.name for again in to_begin(machines)] == ["m"]
             machines.forget(KEY, soon())
             assert list(settings.run.iterdir()) == []
 
@@ -366,7 +367,7 @@ def test_guests_of_a_host_that_shuts_down_power_down_and_come_back_with_it(
             assert (done.code, done.out) == (0, "default/m powered down\ndefault/n powered down\n")
             phases = {machine.key: machine.phase for machine in machines.list()}
             assert phases == {"default/m": "Stopped", "default/n": "Stopped", "default/waits": "Starting"}
-            assert sorted(machine.metadata.name for machine in machines.to_restart()) == ["m", "n", "waits"]
+            assert sorted(machine.metadata.name for machine in to_begin(machines)) == ["m", "n", "waits"]
 
 
 def test_an_unprobed_disk_cannot_even_be_written_down() -> None:

@@ -23,6 +23,7 @@ from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import MIB, plugin, running, view, virtual_machine
+from tests.support.vm_rounds import to_begin
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -141,12 +142,12 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         until(lambda: KEY in changed and third.record_for(KEY).state == "stopped", "the death is noticed")
         dead = view(third)
         assert (dead.phase, dead.reason) == ("Stopped", "MachineEnded")
-        assert [machine.key for machine in third.to_restart()] == [("default", "m")]
-        third.start(third.to_restart()[0], soon())
+        assert [machine.key for machine in to_begin(third)] == [("default", "m")]
+        third.start(to_begin(third)[0], soon())
         later = view(third)
         assert later.id != before.id
         third.stop(KEY, 0, True, soon())
-        assert third.to_restart() == [], "what was stopped on request stays so"
+        assert to_begin(third) == [], "what was stopped on request stays so"
         third.forget(KEY, soon())
         assert third.list() == []
     guest.close()

@@ -36,6 +36,7 @@ from tests.support.images import Image
 from tests.support.machines import MIB, config, ended, open_folder, plugin, running, short_folder, view, virtual_machine
 from tests.support.migration_kills import Fault, MovingNode, TwoPlugins, settle
 from tests.support.qemu import MICRO_APPEND
+from tests.support.vm_rounds import to_begin
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -131,7 +132,7 @@ def test_a_loaded_machine_moves_there_and_back_and_loses_no_write(nodes: TwoNode
         for machines, role in ((first, "Running"), (second, "Starting")):
             seen = view(machines)
             assert (seen.phase, seen.reason, seen.id) == (role, "MachineMigrates", before.id)
-            assert machines.to_restart() == []
+            assert to_begin(machines) == []
             for change in (
                 lambda machines=machines: machines.resume(KEY, soon()),
                 lambda machines=machines: machines.scale(KEY, "vcpus", 1, soon()),
@@ -524,7 +525,7 @@ def test_a_migration_that_is_cancelled_or_cut_leaves_the_machine_where_it_is(
             if is_cut:
                 os.kill(target.pid, signal.SIGKILL)
                 until(lambda: second.record_for(KEY).state == "failed", "its end is noticed")
-                assert second.to_restart() == [], "what never was this node's is not started here"
+                assert to_begin(second) == [], "what never was this node's is not started here"
                 with pytest.raises(Failed, match="did not move"):
                     migration.await_sent(first, KEY, soon())
             goes_on()
@@ -548,8 +549,8 @@ def test_a_migration_that_is_cancelled_or_cut_leaves_the_machine_where_it_is(
         os.kill(target.pid, signal.SIGKILL)
         until(lambda: process(target.pid) is None, "it is gone")
         assert not migration.take_over(second, KEY, UID, soon())
-        assert [machine.key for machine in second.to_restart()] == [("default", "m")]
-        assert first.to_restart() == []
+        assert [machine.key for machine in to_begin(second)] == [("default", "m")]
+        assert to_begin(first) == []
         second.start(small.machine, soon())
         second.resume(KEY, soon())
         assert running(second).id != run

@@ -356,27 +356,6 @@ class MachineRegistry:
         first = pci.function_id("", 0)
         return {name.removesuffix(first): address for name, address in addresses.items() if name.endswith(first)}
 
-    def to_restart(self) -> Sequence[VirtualMachine]:
-        """Machines of no object that should run by their restart policy and do not: after a reboot, because they ended,
-        or because their start was cut off (or is under way)."""
-        to_start: list[VirtualMachine] = []
-        if self.config.dry_run:
-            return to_start
-        for key, content in self.records.records(MACHINES).items():
-            if _owner_of(content):  # who looks after its object looks after it
-                continue
-            with suppress_and_log(key):
-                record = record_of(key, content)
-                if record.spec.adopt or not record.spec.running or record.migration is not None:
-                    continue
-                process = self.process_of(record)
-                state = state_of(record, process, MachineObservation())
-                # No policy forbids ending one that never started completely, and nothing else would end it.
-                is_cut_off = state in (State.STARTING, State.CUT_OFF) and record.reason != "StopWanted"
-                if is_cut_off or (record.will_restart and process is None):
-                    to_start.append(record.machine)
-        return to_start
-
     def moving(self) -> Mapping[str, str]:
         """The UIDs of the migrations of machines that are about to change their node, by their keys."""
         moves = {key: content.get("migration") for key, content in self.records.records(MACHINES).items()}

@@ -70,6 +70,18 @@ def ready_claims(
     return refs, Outcome(waits[0].reason, "; ".join(one.message for one in waits))
 
 
+def attached_before(operations: MachineOperations, key: str, before: Iterable[ClaimRef]) -> list[ClaimRef]:
+    """Find the claims that were in a machine when it ended, without those that were unprepared or put into another one
+    since. ``before``: those that were, as far as a start that failed has forgotten their plugs."""
+    uids = {ref.uid for ref in before}
+    return [
+        held.record.ref
+        for held in operations.claims.held()
+        if any(plug.machine == key for plug in held.plugs)
+        or (held.record.ref.uid in uids and held.prepared is not None and not held.plugs)
+    ]
+
+
 def _not_ready(claim: Object, node_name: str) -> Outcome | None:
     ref = claim_ref(claim)
     if not ClaimView(claim).entries:

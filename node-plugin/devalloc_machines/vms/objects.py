@@ -79,6 +79,12 @@ def namespace_of(obj: Object) -> str:
     return obj["metadata"].get("namespace") or "default"
 
 
+def reference(key: str, uid: str) -> Object:
+    """What is known of an object that is not there: how it is, or was, called."""
+    namespace, _, name = key.partition("/")
+    return {"kind": KIND, "metadata": {"namespace": namespace, "name": name, "uid": uid}}
+
+
 def reserved_entries(obj: Object, node_name: str) -> list[Any]:
     """The entries of what this node reserves for it; empty if it reserves nothing."""
     return reserved(obj) if (obj.get("status") or {}).get("nodeName") == node_name else []

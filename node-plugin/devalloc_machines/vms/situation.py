@@ -128,6 +128,30 @@ def read_situation(
     return Situation(key, obj, vm, str(decoded.error or "it is unreadable"), machine, claims, of, state)
 
 
+def request_situation(operations: MachineOperations, key: str) -> Situation:
+    """Read the situation of a machine that was created through the service: the request is its object. Another one, or
+    none, may have its name by now. Raises NodeError."""
+    here = operations.machines.get(key)
+    of = whose(None, None, operations.node_name, here, is_unplaced=False)
+    vm, state = (None, State.ABSENT) if here is None else (here.created_as, here.state)
+    return Situation(key, objects.reference(key, ""), vm, "", here, {}, of, state)
+
+
+def is_to_begin(machine: MachineView | None) -> bool:
+    """Whether a machine that was created through the service is to be started, or its start finished: by its policy, or
+    because its start was cut off (or is under way). No policy forbids ending that, and nothing else would end it."""
+    vm = None if machine is None else machine.created_as
+    if machine is None or vm is None or machine.adopted or machine.is_moving or not vm.spec.running:
+        return False
+    if machine.state in (State.STARTING, State.CUT_OFF):
+        return machine.reason != "StopWanted"
+    return (
+        machine.state in (State.ENDED, State.STOPPED, State.FAILED)
+        and vm.spec.restart_policy == "Always"
+        and machine.reason not in ("StoppedOnRequest", "StopWanted")
+    )
+
+
 def _may_be_lost(operations: MachineOperations, key: str) -> bool:
     """Whether a machine lives that has no record, also if that cannot be told."""
     try:

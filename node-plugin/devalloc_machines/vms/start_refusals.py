@@ -1,4 +1,6 @@
-"""Machines that cannot start: when their room is given back, and when another try makes sense.
+"""Machines that cannot start, or end again and again: when another try makes sense, and when their room is given back.
+
+A machine that ended is started again at once, and with growing pauses if it ends soon after each start.
 
 A machine that can never start would keep what its node reserves for it for ever, and others would wait for that room.
 So after a refusal that lasts, or several failures, the node gives it back and writes the condition ``Startable``. The
@@ -17,6 +19,7 @@ from typing import Any
 
 from devalloc.api.machine_reservation import STARTABLE
 from devalloc.api.meta import parse_time
+from devalloc.backoff import RestartPause
 from devalloc_node.errors import TRANSIENT, NodeError, Unknown
 
 FAILURES = 5
@@ -56,6 +59,61 @@ _MAY_PASS = frozenset({"DiskInUse", "InUseUnknown", "TapInUse"})
 _RUNS = frozenset({"MachineExists", "MachineRuns"})
 """Those of a start that something else which runs is in the way of: nothing is given back."""
 _MAX_MESSAGE = 4096
+_OFTEN = 30
+"""So many runs that did not last make the longest pause."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """The last run of a machine, or the last try to start it."""
+
+    began: float
+    generation: int | None
+    """Of the spec that it was started by."""
+    pause: RestartPause
+    is_over: bool = False
+    """It was seen not to run."""
+
+
+class RestartBackoff:
+    """The pauses of machines before they are started again, by their keys. Safe for threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._runs: dict[str, _Run] = {}
+
+    def begun(self, key: str, generation: int | None = None, *, is_hopeless: bool = False) -> None:
+        """It was started now, or that was tried, by a spec of that generation. ``is_hopeless``: what is in its way does
+        not go away by itself, so the longest pause comes next."""
+        with self._mutex:
+            last = self._runs.get(key)
+            quick = last.pause.failures if last is not None and last.generation == generation else 0
+            pause = RestartPause(max(quick, _OFTEN) if is_hopeless else quick)
+            self._runs[key] = _Run(self._clock(), generation, pause)
+
+    def left(self, key: str, generation: int | None = None) -> float:
+        """Seconds until one that is seen not to run may be started; 0 for now, and for another spec than before."""
+        with self._mutex:
+            last = self._runs.get(key)
+            if last is None or last.generation != generation:
+                return 0.0
+            now = self._clock()
+            if not last.is_over:
+                last.is_over = True
+                last.pause.ended(now, now - last.began)
+            return max(0.0, last.pause.due - now)
+
+    def runs(self, key: str) -> None:
+        """It is seen to run: if it was seen not to, another caller has started it, and its next run is its first."""
+        with self._mutex:
+            if (last := self._runs.get(key)) is not None and last.is_over:
+                del self._runs[key]
+
+    def forget(self, key: str) -> None:
+        """Its next run is its first."""
+        with self._mutex:
+            self._runs.pop(key, None)
 
 
 def lasts(code: str, *, retryable: bool | None = None) -> bool:

@@ -18,7 +18,7 @@ from devalloc.store import Object, Store
 from devalloc_machines.qemu.rates import is_limited, of_running
 from devalloc_machines.qemu.records import PAUSED_ON_REQUEST, STANDING, MachineAmounts, MachineView, State
 from devalloc_machines.qemu.resources import requested_in_spec
-from devalloc_machines.qemu.spec import spec_of
+from devalloc_machines.qemu.spec import locking_seconds, spec_of
 from devalloc_machines.service.operations import FIRMWARE_SECONDS, MachineOperations
 from devalloc_machines.vms import fencing, objects
 from devalloc_machines.vms import machine_claims as claimed
@@ -26,7 +26,6 @@ from devalloc_machines.vms.claim_changes import ClaimChanges
 from devalloc_machines.vms.machine_claims import CALLER, WORK_SECONDS, Claims
 from devalloc_machines.vms.objects import Outcome, retry_delay
 from devalloc_machines.vms.readiness import ReportReader, finished_message, migratability, readiness
-from devalloc_machines.vms.restarts import RestartBackoff
 from devalloc_machines.vms.scaling import (
     SCALE_SECONDS,
     RunnerControl,
@@ -39,13 +38,23 @@ from devalloc_machines.vms.scaling import (
     offer_cpu_control,
     scale_by_load,
 )
-from devalloc_machines.vms.situation import Situation, Whose, foreign_pid, is_unreserved, read_situation, take_object
+from devalloc_machines.vms.situation import (
+    Situation,
+    Whose,
+    foreign_pid,
+    is_to_begin,
+    is_unreserved,
+    read_situation,
+    request_situation,
+    take_object,
+)
 from devalloc_machines.vms.spec_changes import is_to_restart, pending_changes, with_numa_node
 from devalloc_machines.vms.start_refusals import (
     GIVEN_BACK,
     HOST_FILES,
     SOON_SECONDS,
     Needs,
+    RestartBackoff,
     StartRefusals,
     start_refused,
 )
@@ -76,6 +85,12 @@ class MachineControls:
     """Reads what guests report."""
 
 
+START_SECONDS = 30.0
+"""For starting the machine of a request again."""
+LOOK_SECONDS = 10.0
+"""The pause before such a machine that another caller changes is looked at again."""
+_BUSY_SECONDS = 0.05
+"""How long that caller is waited for: it sees to the machine."""
 AGAIN = Outcome()
 """A step was done: look again. It is compared by identity."""
 _MOST_STEPS = 8
@@ -87,23 +102,32 @@ class MachineReconciler:
 
     def __init__(
         self,
-        store: Store,
+        store: Store | None,
         operations: MachineOperations,
         *,
         clock: Callable[[], float] = time.monotonic,
         controls: MachineControls | None = None,
         aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Inside ``aside`` it waits for a guest, which may take an hour."""
-        self._store = store
+        """``store``: of the objects; None: it keeps machines of requests alone. Inside ``aside`` it waits for a guest,
+        which may take an hour."""
+        self._objects = store
         self._operations = operations
         self._backoff, self._refusals = RestartBackoff(clock), StartRefusals()
         controls = controls or MachineControls()
         self._scaling, self._runners, self._reports = controls.scaling, controls.runners, controls.reports
         self._aside = aside
         self._claims = ClaimChanges(operations)
+        self._attached: dict[str, list[ClaimRef]] = {}
+        """Claims that were attached to a machine of a request while it ran: a start that fails has forgotten their
+        plugs."""
         self.device_changes = 0
         """How often devices of the host changed, were well again or there again."""
+
+    @property
+    def _store(self) -> Store:
+        assert self._objects is not None, "the machine of a request has no object"
+        return self._objects
 
     def scaling(self, key: str) -> ScalingReport | None:
         """The report about a machine that is scaled by its load; None for others."""
@@ -138,6 +162,19 @@ class MachineReconciler:
             if outcome is not AGAIN:
                 return outcome
         raise Failed("MachineBusy", f"machine {objects.key_of(obj)} keeps changing; trying again")
+
+    def keep_request(self, key: str) -> Outcome:
+        """Do for a machine that was created through the service what is to be done now; what is in the way of its
+        request. Raises NodeError."""
+        for _ in range(_MOST_STEPS):
+            now = request_situation(self._operations, key)
+            if (outcome := step_for(now.whose, now.state)(self, now)) is not AGAIN:
+                return outcome or Outcome()
+        raise Failed("MachineBusy", f"machine {key} keeps changing; trying again")
+
+    def pause(self, key: str) -> float:
+        """Seconds until a machine of a request that could not be started is tried again."""
+        return self._backoff.left(key)
 
     def leave_idle(self, obj: Object) -> None:
         """Let an object go that has no machine and no prepared claim on this node. Raises StoreError, NodeError."""
@@ -313,6 +350,69 @@ class MachineReconciler:
             self._store, obj, status, at_rest=True, ready=readiness(vm, machine, self._reports, (reason, message))
         )
         objects.release_object(self._store, obj, self._operations.node_name)
+        return None
+
+    def begin_again(self, now: Situation) -> Outcome | None:
+        """Start the machine of a request again if that is due, or finish its start. Raises NodeError."""
+        key, vm, machine = now.key, now.vm, now.machine
+        self.leave(key)
+        if vm is None or machine is None or not is_to_begin(machine):
+            self._attached.pop(key, None)
+            self._backoff.forget(key)
+            return Outcome()
+        if left := self._backoff.left(key):
+            return Outcome(after=left)
+        machines, claims = self._operations.machines, self._operations.claims
+        try:
+            refs = [claims.named(ClaimRef(vm.namespace, name, ""), prepared=True) for name in vm.spec.claims]
+            self._attached[key] = attached = claimed.attached_before(self._operations, key, self._attached.get(key, ()))
+            refs = list(dict.fromkeys([*refs, *attached]))
+            memory = machine.wanted.memory_bytes or spec_of(vm).memory.use
+            seconds = START_SECONDS + (locking_seconds(memory) if refs or spec_of(vm).huge_page_bytes else 0.0)
+            if refs and machine.is_paused:  # its start was cut off: its guest may still boot
+                seconds += FIRMWARE_SECONDS
+            self._operations.create(
+                vm,
+                refs,
+                Deadline.after(seconds),
+                caller="restart policy",
+                still=lambda: is_to_begin(machines.get(key)),
+                patience=_BUSY_SECONDS,
+                as_it_was=True,
+            )
+        except NodeError as error:
+            if error.code in ("NotWanted", "Busy", "DryRun"):  # who changes it sees to it, and says so
+                return Outcome(after=LOOK_SECONDS)
+            self._backoff.begun(key, is_hopeless=not error.retryable)
+            if not error.retryable and error.code.startswith("Claim"):  # gone for good: it is not waited for
+                self._attached.pop(key, None)
+            raise
+        self._backoff.begun(key)
+        log.info("restarted machine %s", key)
+        return AGAIN
+
+    def care_for_request(self, now: Situation) -> Outcome | None:
+        """Scale the machine of a request that runs, open its runner, and hold it to its rates. Raises NodeError."""
+        vm, machine, problems = now.vm, now.machine, list[Outcome]()
+        assert vm is not None
+        assert machine is not None
+        self._backoff.runs(now.key)
+        if self._scaling is not None:
+            problems += scale_by_load(self._scaling, self._operations, vm, machine)
+        elif vm.spec.scaling is not None:
+            why = "it was created to scale by load, but this node does not scale (--scaling)"
+            problems.append(Outcome("ScalingOff", why))
+        problems += offer_cpu_control(self._runners, vm, machine)
+        if is_limited(machine.rates):
+            problems += hold_to_rates(self._operations, machine, machine.rates)
+        return problems[0] if problems else Outcome()
+
+    def let_go(self, now: Situation) -> Outcome | None:
+        """Stop scaling a machine that does not run now, or is gone."""
+        self.leave(now.key)
+        if now.machine is None:
+            self._attached.pop(now.key, None)
+            self._backoff.forget(now.key)
         return None
 
     # What steps consist of.
@@ -629,8 +729,16 @@ _BY_PROCESS: dict[tuple[Whose, State | None], Step] = {
 }
 STEPS: Mapping[tuple[Whose, State | None], Step] = {
     **_BY_PROCESS,
-    (Whose.SERVICE, None): MachineReconciler.let_be,
+    **dict.fromkeys(
+        [(Whose.SERVICE, of) for of in (State.STARTING, State.CUT_OFF, State.ENDED, State.STOPPED, State.FAILED)],
+        MachineReconciler.begin_again,
+    ),
+    (Whose.SERVICE, State.RUNNING): MachineReconciler.care_for_request,
+    (Whose.SERVICE, State.HALTED): MachineReconciler.care_for_request,
+    (Whose.SERVICE, State.SILENT): MachineReconciler.let_be,
+    (Whose.SERVICE, None): MachineReconciler.let_go,
     (Whose.MOVING, None): MachineReconciler.say_ready,
+    (Whose.GONE, State.ABSENT): MachineReconciler.let_go,
     (Whose.GONE, None): MachineReconciler.let_be,
     (Whose.TAKEN, None): MachineReconciler.end_taken,
     (Whose.EVICTED, None): MachineReconciler.leave_node,

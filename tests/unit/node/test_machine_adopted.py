@@ -59,6 +59,7 @@ from tests.support.machines import (
     virtual_machine,
 )
 from tests.support.node_errors import raises
+from tests.support.vm_rounds import to_begin
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -506,7 +507,7 @@ def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: MachineLi
     machines.recover()
     phases = {machine.key: (machine.phase, machine.reason) for machine in machines.list()}
     assert phases == {KEY: ("Running", ""), "default/bad": ("Unknown", "RecordUnreadable")}
-    assert machines.to_restart() == []
+    assert to_begin(machines) == []
     with pytest.raises(Failed):
         machines.start(virtual_machine("bad"), soon())
 
@@ -677,11 +678,11 @@ def test_a_guest_that_powers_down_too_late_is_not_started_again(machines: Machin
     content = dict(machines.records.record(MACHINES, KEY) or {})
     manifest = virtual_machine("m").to_manifest()
     machines.records.put(MACHINES, KEY, {**content, "manifest": manifest, "process": None})
-    assert machines.to_restart() == []
+    assert to_begin(machines) == []
     machines.recover()
     seen = view(machines)
     assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")
-    assert machines.to_restart() == []
+    assert to_begin(machines) == []
 
 
 def test_after_a_reboot_the_number_of_a_process_means_nothing(machines: MachineLifecycle, qemu: FakeQemu) -> None:
@@ -891,7 +892,7 @@ def test_a_guest_whose_start_was_cut_off_stays_stopped_once_it_was_asked(
     monkeypatch.setattr(machine_files, "process_of", lambda machine, config: None)  # its guest powers down later
     machines.recover()
     assert machines.record_for(KEY).will_restart != was_asked
-    assert bool(machines.to_restart()) != was_asked
+    assert bool(to_begin(machines)) != was_asked
 
 
 @pytest.fixture
@@ -922,7 +923,7 @@ def test_a_machine_whose_guest_has_finished_ends_and_its_policy_starts_it_again(
     seen = view(machines)
     assert (seen.phase, seen.reason) == ("Stopped", "GuestFinished")
     assert seen.message == "its guest reported that it has finished: 42 pages"
-    assert [machine.metadata.name for machine in machines.to_restart()] == ["m"]
+    assert [machine.metadata.name for machine in to_begin(machines)] == ["m"]
     machines.recover()
     assert machines.record_for(KEY).reason == "GuestFinished"
 
@@ -941,7 +942,7 @@ def test_a_machine_that_is_to_stop_stays_stopped_though_its_guest_has_finished(
     put(machines, reason="StopWanted")
     machines.finish(KEY, "some-run", "", soon())
     assert machines.record_for(KEY).reason == "StoppedOnRequest"
-    assert machines.to_restart() == []
+    assert to_begin(machines) == []
 
 
 def test_leftovers_in_its_folder_do_not_hinder_a_start(machines: MachineLifecycle, config: MachineConfig) -> None:
@@ -956,9 +957,9 @@ def test_leftovers_in_its_folder_do_not_hinder_a_start(machines: MachineLifecycl
 def test_a_failed_restart_is_tried_again_until_the_machine_is_stopped(machines: MachineLifecycle) -> None:
     put(machines, state="starting")
     machines.undo_start(KEY, soon())
-    assert [machine.metadata.name for machine in machines.to_restart()] == ["m"]
+    assert [machine.metadata.name for machine in to_begin(machines)] == ["m"]
     machines.stop(KEY, None, False, soon())
-    assert machines.to_restart() == []
+    assert to_begin(machines) == []
 
 
 def test_logs_stay_short_without_a_look_at_the_machine(config: MachineConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ from tests.support.node_errors import raises
 from tests.support.node_service import platform_of
 from tests.support.repository import REPO
 from tests.support.toy_host import EngineBench
+from tests.support.vm_rounds import to_begin
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -100,9 +101,9 @@ def due() -> Deadline:
 def test_a_machine_that_ended_and_is_stopped_is_not_started_again(world: World) -> None:
     record = MachineRecord(virtual_machine("m").to_manifest(), "running", "a run before the host was restarted")
     world.machines.records.put(MACHINES, KEY, content_of(record))
-    assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")]
+    assert [machine.key for machine in to_begin(world.machines)] == [("default", "m")]
     assert world.operations.stop(KEY, None, due()).reason == "StoppedOnRequest"
-    assert world.machines.to_restart() == []
+    assert to_begin(world.machines) == []
 
 
 def test_a_machine_of_an_object_is_left_to_the_loop_over_objects(world: World) -> None:
@@ -110,7 +111,7 @@ def test_a_machine_of_an_object_is_left_to_the_loop_over_objects(world: World) -
     owned = {**manifest, "metadata": {**manifest["metadata"], "uid": "vm-1"}}
     for content, expected in ((manifest, [("default", "m")]), (owned, [])):
         world.machines.records.put(MACHINES, KEY, content_of(MachineRecord(content, "running", "an earlier run")))
-        assert [machine.key for machine in world.machines.to_restart()] == expected
+        assert [machine.key for machine in to_begin(world.machines)] == expected
 
 
 def test_a_machine_that_is_to_stop_is_kept_when_it_is_created_anew(world: World) -> None:
@@ -492,7 +493,7 @@ def test_a_machine_whose_start_was_cut_off_is_started_again_and_no_other_that_li
                 MACHINES, KEY, content_of(MachineRecord(machine.to_manifest(), "starting", qemu.uuid))
             )
             world.machines.recover()
-            assert world.machines.to_restart() == due_again
+            assert to_begin(world.machines) == due_again
 
 
 def test_a_deleted_machine_that_the_journal_lost_leaves_no_tpm_to_the_next_of_its_name(world: World) -> None:
@@ -655,9 +656,9 @@ def test_one_whose_start_was_cut_off_does_not_wait_for_ever_whatever_its_policy(
     for policy in ("Always", "Never"):
         machine = virtual_machine("m", restartPolicy=policy)
         world.machines.put(MachineRecord(machine.to_manifest(), "starting", "a run that never began"))
-        assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")], policy
+        assert [machine.key for machine in to_begin(world.machines)] == [("default", "m")], policy
     world.machines.recover()  # it does not live: a start that failed, which its caller heard of
-    assert world.machines.to_restart() == []
+    assert to_begin(world.machines) == []
     assert world.operations.machine(KEY).phase == "Failed"
 
 
@@ -703,7 +704,7 @@ def test_a_guest_that_ignores_a_stop_before_its_devices_have_addresses_is_not_ta
             world.machines.stop(KEY, 0.01, False, due())
         seen = world.operations.machine(KEY)
         assert (seen.phase, seen.reason) == ("Starting", "StopWanted")
-        assert world.machines.to_restart() == [], "it was to stop"
+        assert to_begin(world.machines) == [], "it was to stop"
         world.machines.settle()
         assert world.operations.machine(KEY).phase == "Starting"
         qemu.gives_addresses = True

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc_machines.qemu.records import MachineAmounts
-from devalloc_machines.vms.restarts import MachineRestarts
+from devalloc_machines.qemu.records import MachineAmounts, State
+from devalloc_machines.vms import RequestLoop
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.operations.change_feed import ChangeNotifier
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
+from tests.support.vm_rounds import look_at_requests
 from tests.support.waiting import until
 
 
 def at_once(work: Callable[[], None]) -> None:
     work()
-
-
-def look(restarts: MachineRestarts) -> None:
-    """Have it look which machines are to be started, and start them."""
-    restarts.look()
-    restarts.worker.round()
-    restarts.worker.round()
 
 
 class World:
@@ -37,19 +34,14 @@ class World:
         self.bench = toy_bench(folder, self.machines)
         self.operations = platform_of(self.bench, self.machines)
         self.now = 0.0
-        self.made: list[VirtualMachine] = []
-        self.restarts = MachineRestarts(
-            self.operations, ChangeNotifier(), self.ended, clock=lambda: self.now, spawn=at_once
-        )
-
-    def ended(self) -> list[VirtualMachine]:
-        machines = self.machines.views
-        return [made for made in self.made if (key := "/".join(made.key)) not in machines or not machines[key].runs]
+        self.requests = RequestLoop(self.operations, ChangeNotifier(), clock=lambda: self.now, spawn=at_once)
 
     def create(self, machine: VirtualMachine, *claims: str) -> None:
         refs = [self.operations.claims.named(_ref(name), prepared=False) for name in claims]
         self.operations.create(machine, refs, Deadline.after(10))
-        self.made.append(machine)
+
+    def end(self, name: str = "web") -> None:
+        self.machines.end(f"default/{name}")
 
 
 def _ref(name: str):  # type: ignore[no-untyped-def]
@@ -69,7 +61,7 @@ def test_it_comes_back_with_its_devices(world: World) -> None:
     world.machines.end("default/web")
     assert world.machines.devices == {}
     world.now = 100
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
@@ -79,7 +71,7 @@ def test_it_comes_back_with_what_was_attached_while_it_ran(world: World) -> None
     world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
@@ -92,7 +84,7 @@ def test_it_comes_back_as_large_as_it_was_last_asked_to_be(world: World) -> None
         world.operations.scale("default/web", what, amount, Deadline.after(10))
     for world.now in (100, 500):
         world.machines.end("default/web")
-        look(world.restarts)
+        look_at_requests(world.requests)
         assert world.operations.machine("default/web").observed == large
     world.machines.end("default/web")
     world.create(machine)
@@ -109,7 +101,7 @@ def test_there_is_time_to_lock_as_much_memory_as_it_comes_back_with(world: World
     world.operations.scale("default/web", "memory", 64 << 30, Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.given["default/web"] > 64
 
 
@@ -118,10 +110,10 @@ def test_what_was_attached_is_not_lost_by_a_start_that_failed(world: World) -> N
     world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.machines.fail.add("start")
-    look(world.restarts)
+    look_at_requests(world.requests)
     world.machines.fail.clear()
     world.now = 100
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
@@ -132,11 +124,11 @@ def test_a_machine_does_not_wait_for_what_was_attached_and_is_gone(world: World)
     world.operations.attach(ref, "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.machines.fail.add("start")
-    look(world.restarts)
+    look_at_requests(world.requests)
     world.machines.fail.clear()
     del world.bench.grants.grants[ref.uid]
     for world.now in (100, 500):
-        look(world.restarts)
+        look_at_requests(world.requests)
     assert world.machines.views["default/web"].runs
     assert world.machines.devices == {}
 
@@ -144,10 +136,7 @@ def test_a_machine_does_not_wait_for_what_was_attached_and_is_gone(world: World)
 def test_one_whose_start_was_cut_off_is_started_to_its_end(world: World) -> None:
     machine = machine_of(vm("web"))
     world.machines.start(machine, Deadline.after(10))  # and then the plugin was killed
-    restarts = MachineRestarts(
-        world.operations, ChangeNotifier(), lambda: [machine], clock=lambda: world.now, spawn=at_once
-    )
-    look(restarts)
+    look_at_requests(world.requests)
     there = world.machines.views["default/web"]
     assert (there.phase, there.is_paused) == ("Running", False)
 
@@ -166,8 +155,7 @@ def test_one_that_hangs_or_is_beyond_understanding_holds_up_no_other(world: Worl
         start(machine, deadline)
 
     world.machines.start = slow  # type: ignore[method-assign]
-    restarts = MachineRestarts(world.operations, ChangeNotifier(), world.ended, clock=lambda: 100.0)
-    look(restarts)
+    look_at_requests(RequestLoop(world.operations, ChangeNotifier(), clock=lambda: 100.0))
     until(lambda: world.machines.views["default/web"].runs, "the last one is back")
     assert not world.machines.views["default/a"].runs
     over.set()
@@ -178,14 +166,15 @@ def test_a_machine_that_another_caller_changes_is_left_alone_in_silence(world: W
     """Else each try has devices looked at and published anew, and calls for the next try, while a machine starts."""
     notifier, beats = ChangeNotifier(), 0
     operations = platform_of(world.bench, world.machines, notifier)
-    operations.create(machine := machine_of(vm("web")), (), Deadline.after(10))
+    operations.create(machine_of(vm("web")), (), Deadline.after(10))
     world.machines.end("default/web")
-    restarts = MachineRestarts(operations, notifier, lambda: [machine], clock=lambda: 100.0, spawn=at_once)
+    requests = RequestLoop(operations, notifier, clock=lambda: world.now, spawn=at_once)
     with operations.claims.exclusive("machine/default/web", Deadline.after(10), "start"):
         beats = notifier.count
-        look(restarts)
+        look_at_requests(requests)
         assert notifier.count == beats
-    look(restarts)
+    world.now = 20
+    look_at_requests(requests)
     assert world.machines.views["default/web"].runs
     assert notifier.count > beats
 
@@ -195,7 +184,7 @@ def test_one_gets_the_time_to_lock_its_memory_also_for_what_was_attached_while_i
     world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.given["default/web"] > 600
 
 
@@ -205,7 +194,7 @@ def test_a_machine_that_ends_again_and_again_starts_after_growing_pauses(world: 
     for _ in range(3000):
         world.machines.end("default/web")
         world.now += 1
-        look(world.restarts)
+        look_at_requests(world.requests)
         if world.machines.views["default/web"].runs:
             starts.append(world.now)
     pauses = [later - earlier for earlier, later in pairwise(starts)]
@@ -217,12 +206,14 @@ def test_a_machine_that_ends_again_and_again_starts_after_growing_pauses(world: 
 def test_a_machine_whose_first_start_is_under_way_is_left_alone_in_silence(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.made.append(machine_of(vm("web")))
+    world.create(machine_of(vm("web")))
+    world.machines.views["default/web"] = replace(world.machines.views["default/web"], state=State.STARTING)
+    world.machines.calls.clear()
     with world.bench.claims.locks.named("machine/default/web", Deadline.after(10), "start"):
-        look(world.restarts)
+        look_at_requests(world.requests)
     assert not world.machines.calls
     assert not caplog.records
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.views["default/web"].runs, "nothing holds it up once the other start has failed"
 
 
@@ -234,18 +225,19 @@ def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
         raise Denied("PathNotAllowed", "machine default/web: /images/vmlinuz lies below no folder that is listed")
 
     tries: list[float] = []
-    world.made.append(machine_of(vm("web")))
+    world.create(machine_of(vm("web")))
+    world.end()
     with monkeypatch.context() as patch:
         patch.setattr(world.machines, "start", refuse)
         for world.now in range(700):
-            look(world.restarts)
+            look_at_requests(world.requests)
     assert tries == [0, 300, 600]
     assert [record.message for record in caplog.records] == [
         "cannot restart machines: default/web; next try in 300 s: machine default/web: /images/vmlinuz "
         "lies below no folder that is listed"
     ]
     world.now = 900
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.views["default/web"].runs
 
 
@@ -253,17 +245,20 @@ def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
 def test_one_that_is_taken_away_while_it_is_looked_for_stays_away(world: World, what: str) -> None:
     world.create(machine_of(vm("web")))
     world.machines.end("default/web")
-    due = list(world.made)
+    exclusive, calls = world.operations.claims.exclusive, len(world.machines.calls)
 
-    def taken_away() -> list[VirtualMachine]:
+    @contextmanager
+    def taken_away(*given: Any) -> Iterator[None]:
         """Seen as ended; before it is started again a user deletes or stops it."""
-        world.made.clear()
-        if what == "deleted" and due:  # the second look is under the machine's lock
-            world.operations.delete("default/web", None, Deadline.after(10))
-        return [due.pop()] if due else []
+        world.operations.claims.exclusive = exclusive  # type: ignore[method-assign]
+        change = world.operations.delete if what == "deleted" else world.operations.stop
+        change("default/web", None, Deadline.after(10))
+        with exclusive(*given):
+            yield
 
-    look(MachineRestarts(world.operations, ChangeNotifier(), taken_away, clock=lambda: 100.0, spawn=at_once))
-    assert not due, "it was looked for"
+    world.operations.claims.exclusive = taken_away  # type: ignore[method-assign]
+    look_at_requests(world.requests)
+    assert len(world.machines.calls) > calls, "it was looked for"
     assert not any(machine.runs for machine in world.machines.list())
 
 
@@ -274,12 +269,12 @@ def test_one_that_cannot_be_started_does_not_keep_the_others(world: World) -> No
     for name in ("web", "db"):
         world.machines.end(f"default/{name}")
     world.machines.fail.add("a/slot-0")
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.views["default/db"].runs
     assert world.machines.devices == {}
     assert not world.machines.views["default/web"].runs, "it is not forgotten"
     assert "stop default/web" not in world.machines.calls, "which would be a wish that it stays so"
     world.machines.fail.clear()
     world.now = 100
-    look(world.restarts)
+    look_at_requests(world.requests)
     assert world.machines.views["default/web"].runs

@@ -18,13 +18,14 @@ from devalloc_machines.qemu.guest_report import GuestReport
 from devalloc_machines.qemu.preflight import check_numa
 from devalloc_machines.qemu.spec import RateLimits
 from devalloc_machines.service.request_fields import machine_to_start
-from devalloc_machines.vms import ServiceMachines
+from devalloc_machines.vms import MachineControls, RequestLoop
 from devalloc_node.errors import Denied
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared, PreparedDevice
 from devalloc_node.operations.change_feed import machine_change
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.node_service import Served, served
+from tests.support.vm_rounds import look_at_requests
 from tests.unit.neon.test_runners import FakeRunners
 from tests.unit.node.test_vms_scaling import FakeScalers
 
@@ -50,8 +51,14 @@ def runners() -> FakeRunners:
 
 
 @pytest.fixture
-def created(plugin: Served, scalers: FakeScalers, runners: FakeRunners) -> ServiceMachines:
-    return ServiceMachines(plugin.operations, plugin.notifier, scaling=scalers, runners=runners, resync=60.0)
+def created(plugin: Served, scalers: FakeScalers, runners: FakeRunners) -> RequestLoop:
+    return loop_of(plugin, scalers, runners)
+
+
+def loop_of(plugin: Served, scalers: FakeScalers | None, runners: FakeRunners | None) -> RequestLoop:
+    requests = RequestLoop(plugin.operations, plugin.notifier, spawn=lambda work: work())
+    requests.control(MachineControls(scalers, runners))
+    return requests
 
 
 def creation(**spec: object) -> pb.CreateMachineRequest:
@@ -68,29 +75,29 @@ SCALED = pb.MachineScaling(address="10.0.0.5", monitor_port=10302, memory_usage_
 
 
 def test_it_is_scaled_as_it_was_created_from_its_start_to_its_end(
-    plugin: Served, scalers: FakeScalers, created: ServiceMachines
+    plugin: Served, scalers: FakeScalers, created: RequestLoop
 ) -> None:
     assert plugin.node.CreateMachine(creation(scaling=SCALED)).result.outcome == DONE
-    created.round()
+    look_at_requests(created)
     scaled = scalers.by_key[KEY]
     assert (scaled.uid, scaled.address, scaled.monitor_port) == ("", "10.0.0.5", 10302)
     assert scaled.bounds == ScalingBounds(Resources(1000, GIB), Resources(4000, 2 * GIB))
     assert scaled.config.memory_usage_fraction_target == 0.5
-    created.round()
+    look_at_requests(created)
     assert scalers.by_key == {KEY: scaled}
     plugin.node.StopMachine(pb.StopMachineRequest(machine=pb.MachineRef(name="web")))
-    created.round()
+    look_at_requests(created)
     assert scalers.by_key == {}
     plugin.node.CreateMachine(creation(scaling=SCALED))
-    created.round()
+    look_at_requests(created)
     assert scalers.by_key[KEY].run != scaled.run
     plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=pb.MachineRef(name="web"), force=True))
-    created.round()
+    look_at_requests(created)
     assert scalers.by_key == {}
 
 
 def test_a_machine_that_cannot_be_looked_at_does_not_block_the_others(
-    plugin: Served, scalers: FakeScalers, created: ServiceMachines, monkeypatch: pytest.MonkeyPatch
+    plugin: Served, scalers: FakeScalers, created: RequestLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("web", "zeb"):
         request = creation(scaling=SCALED)
@@ -104,48 +111,48 @@ def test_a_machine_that_cannot_be_looked_at_does_not_block_the_others(
         return get(key)
 
     monkeypatch.setattr(machines, "get", broken)
-    created.round()
+    look_at_requests(created)
     assert list(scalers.by_key) == ["default/zeb"]
 
 
-def test_a_plugin_that_starts_again_goes_on(plugin: Served, scalers: FakeScalers, created: ServiceMachines) -> None:
+def test_a_plugin_that_starts_again_goes_on(plugin: Served, scalers: FakeScalers, created: RequestLoop) -> None:
     plugin.node.CreateMachine(creation(scaling=SCALED))
     another = FakeScalers()
-    ServiceMachines(plugin.operations, plugin.notifier, scaling=another, runners=None, resync=60.0).round()
+    look_at_requests(loop_of(plugin, another, None))
     assert another.by_key[KEY].address == "10.0.0.5"
 
 
 def test_the_answer_says_what_its_load_wants_and_why_it_has_it_not(
-    plugin: Served, scalers: FakeScalers, created: ServiceMachines
+    plugin: Served, scalers: FakeScalers, created: RequestLoop
 ) -> None:
     plugin.node.CreateMachine(creation(scaling=SCALED))
     small = Resources(1000, GIB)
     why = StuckReason("HostFull", "no room")
     scalers.reports[KEY] = ScalingReport(Resources(3000, 2 * GIB), small, small, None, why)
-    created.round()
+    look_at_requests(created)
     machine = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
     assert (machine.wanted.cpu_milli, machine.wanted.memory_bytes) == (3000, 2 * GIB)
     assert (machine.reason, machine.message) == ("HostFull", "no room")
     scalers.reports[KEY] = replace(scalers.reports[KEY], reason=None)
-    created.round()
+    look_at_requests(created)
     assert plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web"))).reason == ""
 
 
-def test_a_guest_that_is_elsewhere_is_not_asked(plugin: Served, scalers: FakeScalers, created: ServiceMachines) -> None:
+def test_a_guest_that_is_elsewhere_is_not_asked(plugin: Served, scalers: FakeScalers, created: RequestLoop) -> None:
     plugin.node.CreateMachine(creation(scaling=pb.MachineScaling(address="192.0.2.5")))
-    created.round()
+    look_at_requests(created)
     assert scalers.by_key == {}
     machine = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
     assert machine.reason == "GuestElsewhere"
 
 
-def test_its_runner_listens_while_it_runs(plugin: Served, runners: FakeRunners, created: ServiceMachines) -> None:
+def test_its_runner_listens_while_it_runs(plugin: Served, runners: FakeRunners, created: RequestLoop) -> None:
     wanted = creation(runner=pb.MachineRunner(address="127.7.0.9", port=25184))
     assert plugin.node.CreateMachine(wanted).result.outcome == DONE
-    created.round()
+    look_at_requests(created)
     assert (runners.by_key[KEY].address, runners.by_key[KEY].port) == ("127.7.0.9", 25184)
     plugin.node.StopMachine(pb.StopMachineRequest(machine=pb.MachineRef(name="web")))
-    created.round()
+    look_at_requests(created)
     assert runners.by_key == {}
 
 
@@ -154,13 +161,13 @@ def test_its_runner_listens_while_it_runs(plugin: Served, runners: FakeRunners, 
     [({"scaling": SCALED}, "ScalingOff"), ({"runner": pb.MachineRunner(address="127.7.0.9")}, "RunnerOff")],
 )
 def test_a_node_that_does_not_do_that_refuses_it(plugin: Served, spec: dict[str, object], code: str) -> None:
-    ServiceMachines(plugin.operations, plugin.notifier, scaling=None, runners=None, resync=60.0)
+    loop_of(plugin, None, None)
     reply = plugin.node.CreateMachine(creation(**spec))
     assert (reply.result.outcome, reply.result.code) == (DENIED, code)
     assert plugin.machines.calls == []
 
 
-def test_created_again_it_must_be_the_same(plugin: Served, created: ServiceMachines) -> None:
+def test_created_again_it_must_be_the_same(plugin: Served, created: RequestLoop) -> None:
     plugin.node.CreateMachine(creation(scaling=SCALED))
     assert plugin.node.CreateMachine(creation(scaling=SCALED)).result.outcome == DONE
     other = plugin.node.CreateMachine(creation(scaling=SCALED, reserve_max=True)).result
@@ -190,17 +197,17 @@ def test_it_permits_itself_what_its_bounds_allow() -> None:
         assert asyncio.run(permits.ask(None, target, None)) == permit
 
 
-def test_its_rates_are_held_and_what_is_not_enforced_is_shown(plugin: Served, created: ServiceMachines) -> None:
+def test_its_rates_are_held_and_what_is_not_enforced_is_shown(plugin: Served, created: RequestLoop) -> None:
     nic = pb.Nic(backend="tap", interface="default.a", bandwidth_bytes_per_second=12_500_000)
     plugin.node.CreateMachine(creation(nics=[nic], disk_io_bytes_per_second=20_000_000))
     rates = RateLimits(20_000_000, (12_500_000,))
     assert plugin.machines.views[KEY].rates == rates
     plugin.machines.unenforced = ["the bandwidth of TAP default.a is not limited: Operation not permitted"]
-    created.round()
+    look_at_requests(created)
     shown = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
     assert (shown.reason, shown.message) == ("LimitNotEnforced", plugin.machines.unenforced[0])
     plugin.machines.unenforced = ()
-    created.round()
+    look_at_requests(created)
     shown = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
     assert shown.reason == ""
 
