@@ -584,7 +584,7 @@ class Explainer(ABC):
             places = [names.index(edit.entry) for edit in edits]
             for key in others:
                 around = [edit for other, edit in offers.items() if other != key]
-                by_claim[key] = self._apart(unit, reason, [around[place] for place in places])
+                by_claim[key] = replace(by_claim[first], edits=tuple(around[place] for place in places))
             return by_claim
         return by_claim | {key: self._apart(unit, *self._why_impossible(unit, key)) for key in others}
 

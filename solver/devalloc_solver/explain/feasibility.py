@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -131,9 +131,9 @@ class FeasibilityQuestion:
         demands = tuple(new for demand in self.unit.demands if (new := change(demand)) is not None)
         return replace(self, unit=replace(self.unit, demands=demands))
 
-    def without_member(self, key: Key) -> FeasibilityQuestion:
-        """The same once a claim has left the group."""
-        return replace(self, unit=self.unit.without(key))
+    def without_members(self, keys: Set[Key]) -> FeasibilityQuestion:
+        """The same once claims have left the group."""
+        return replace(self, unit=self.unit.without(keys))
 
     def touching(self, pool: Pool) -> FeasibilityQuestion:
         """The same, knowing that an edit was about this pool only."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +44,9 @@ class Relaxation:
     instead: Sequence[Relaxation] = ()
     """edits that may do as well: other nodes to make schedulable"""
 
+    member: Key | None = None
+    """the claim that the edit leaves out of its group, if that is all it does"""
+
     @property
     def kind(self) -> str:
         return str(self.entry["kind"])
@@ -55,7 +59,7 @@ RelaxedQuestion = Callable[[Sequence[Relaxation]], FeasibilityQuestion]
 def apply_relaxations(question: FeasibilityQuestion, edits: Sequence[Relaxation]) -> FeasibilityQuestion:
     """The question once all these are taken away."""
     before = question.source
-    for edit in sorted(edits, key=lambda e: e.order):
+    for edit in sorted(_with_members_at_once(edits), key=lambda e: e.order):
         if edit.order >= 0 and question.source is not before:
             assert question.source is not None
             before, question = question.source, question.source.decode(question)
@@ -63,6 +67,16 @@ def apply_relaxations(question: FeasibilityQuestion, edits: Sequence[Relaxation]
     if question.source is not None and question.source is not before:
         question = question.source.decode(question)
     return question
+
+
+def _with_members_at_once(edits: Sequence[Relaxation]) -> list[Relaxation]:
+    """The same with one edit that leaves out all members of a group that these do: one after the other, each of them
+    costs as much as the group is large."""
+    left_out = frozenset(edit.member for edit in edits if edit.member is not None)
+    if len(left_out) < 2:
+        return [*edits]
+    at_once = Relaxation({}, lambda question: question.without_members(left_out))
+    return [at_once, *(edit for edit in edits if edit.member is None)]
 
 
 def fewest_relaxations(
@@ -79,6 +93,9 @@ def fewest_relaxations(
 
     if not edits or not works(edits):
         return None
+    if all(edit.alike is not None and edit.alike == edits[0].alike for edit in edits):
+        fewest = bisect_left(range(1, len(edits)), True, key=lambda size: works(edits[:size])) + 1
+        return narrow_relaxations(question, edits[:fewest], finder)
     was_cut_short = finder.is_cut_short
     for chosen in islice(relaxation_sets(edits), MAX_TRIES):
         if len(chosen) == len(edits) or works(chosen):
@@ -333,11 +350,12 @@ class UnitRelaxations(ABC):
 
     def members(self, but: Key | None) -> list[Relaxation]:
         """Leaving out each claim of a unit but the one that gets the message."""
-        return [self._member(demand) for demand in self.unit.demands if demand.key != but]
+        alike = "member" if ask_for_the_same(self.unit) else None
+        return [self._member(demand, alike) for demand in self.unit.demands if demand.key != but]
 
-    def _member(self, demand: Demand) -> Relaxation:
-        entry = {"kind": "member", **member_ref(self.claim_name(demand))}
-        return Relaxation(entry, lambda question: question.without_member(demand.key))
+    def _member(self, demand: Demand, alike: object) -> Relaxation:
+        entry, key = {"kind": "member", **member_ref(self.claim_name(demand))}, demand.key
+        return Relaxation(entry, lambda question: question.without_members({key}), alike=alike, member=key)
 
     def pins(self) -> list[Relaxation]:
         """The node that the unit is bound to, and by which members of its group."""
@@ -362,24 +380,22 @@ class UnitRelaxations(ABC):
             less = question.with_requests(lambda _, request: None if request.detail == number else request, key)
             own = [each for each in less.unit.demands if each.key == key]
             is_gone = self.leaves_when_empty and len(less.unit.demands) > 1 and not any(each.details for each in own)
-            return less.without_member(key) if is_gone else less
+            return less.without_members({key}) if is_gone else less
 
         return Relaxation(entry, apply, alike=(key, demand.detail_key(detail)))
 
 
 def ask_for_the_same(unit: PlacementUnit) -> bool:
     """Whether each claim of a unit is as good as any other of it."""
-    first = unit.demands[0]
-    specs = [request.spec for request in first.requests]
-    kinds = {
-        (
-            (*map(demand.detail_key, demand.details),),
-            demand.asks,
-            (demand.claim.priority, demand.key in unit.pinned_by),
-        )
-        for demand in unit.demands
-    }
-    return len(kinds) == 1 and all([request.spec for request in one.requests] == specs for one in unit.demands)
+    demands = unit.demands
+    if len({(demand.claim.priority, demand.key in unit.pinned_by) for demand in demands}) > 1:
+        return False
+    shape = demands[0].shape
+    if shape is not None and all(demand.shape == shape for demand in demands):
+        return True
+    kinds = {((*map(demand.detail_key, demand.details),), demand.asks) for demand in demands}
+    specs = [request.spec for request in demands[0].requests]
+    return len(kinds) == 1 and all([request.spec for request in demand.requests] == specs for demand in demands)
 
 
 def reduce_amount(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -283,11 +283,11 @@ class PlacementUnit:
         """Members of the group that hold devices, on the node that the others must go to."""
         return tuple(sorted(self.pinned_by - {demand.key for demand in self.demands}))
 
-    def without(self, key: Key) -> PlacementUnit:
-        """The group once a member has left it, and its pin with it where no other member has one."""
-        pinned_by = self.pinned_by - {key}
+    def without(self, keys: Set[Key]) -> PlacementUnit:
+        """The group once members have left it, and its pin with them where no other member has one."""
+        pinned_by = self.pinned_by - keys
         pin = self.pin if pinned_by or not self.pinned_by else None
-        return replace(self, demands=tuple(d for d in self.demands if d.key != key), pin=pin, pinned_by=pinned_by)
+        return replace(self, demands=tuple(d for d in self.demands if d.key not in keys), pin=pin, pinned_by=pinned_by)
 
     def may_take(self, holding: Holding) -> bool:
         """Whether the owner of a holding may leave for it."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from devalloc_solver import Fleet, dra, solve_manifests
+from devalloc_solver.explain import relaxations
 from tests.support import dra_builders
 from tests.support.manifests import claim, device, device_class, pool
 
@@ -51,3 +53,25 @@ def test_the_claims_of_a_large_pod_are_answered() -> None:
     request = dra_builders.request(capacity={"requests": {"memory": "1Gi"}})
     claims = [dra_builders.claim(request, name=f"c{number}") for number in range(MEMBERS)]
     assert dra.allocate("n0", claims, [dra_builders.ANY], [dra_builders.slice_("s", shared, nodeName="n0")]) is not None
+
+
+@pytest.mark.parametrize("dialect", ["DeviceClaim", "ResourceClaim"])
+def test_as_many_members_are_to_leave_a_large_group_as_must_and_one_search_says_it_for_all(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = Mock(wraps=relaxations.fewest_relaxations)
+    monkeypatch.setattr(relaxations, "fewest_relaxations", search)
+    if dialect == "DeviceClaim":
+        room = pool("p", "n0", "gpu", devices=[device("d0", resources={"memory": "100Gi/1Gi"})])
+        answer = solve_manifests([room, device_class("gpu", driver="gpu"), *members(SHARE)[:160]])
+    else:
+        capacity = {"memory": {"value": "100Gi"}}
+        shared = [dra_builders.device("d0", {}, capacity=capacity, allowMultipleAllocations=True)]
+        request = dra_builders.request(capacity={"requests": {"memory": "1Gi"}})
+        group = [dra_builders.claim(request, name=f"c{number}") for number in range(160)]
+        for one in group:
+            one["metadata"]["annotations"] = {"devalloc.io/group": "g"}
+        slices = dra_builders.slice_("s", shared, nodeName="n0")
+        answer = dra.solve_manifests([dra_builders.ANY, slices, *group])
+    assert {len(one["blockers"]) for one in answer["claims"]} == {60}
+    assert search.call_count < 10  # a few for each set of rules, none for each member

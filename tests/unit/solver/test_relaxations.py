@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from devalloc_solver.explain.relaxations import Relaxation, reduce_amount, relaxation_sets
+from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, reduce_amount, relaxation_sets
 
 
 def edits(*alike: object | None) -> list[Relaxation]:
@@ -28,6 +28,20 @@ def test_of_edits_that_are_alike_the_first_so_many_stand_for_all() -> None:
     assert tried("a", "a", "a") == ["0", "01", "012"]
     assert tried("a", None, "a") == ["0", "1", "01", "02", "012"]
     assert tried("a", "b", "a", "b") == ["0", "1", "01", "02", "13", "012", "013", "0123"]
+
+
+def test_members_leave_a_group_all_at_once_because_each_time_costs_as_much_as_the_group_is_large() -> None:
+    keys = [("default", f"c{number}") for number in range(3)]
+    question = Mock(source=None)
+    left = question.without_members.return_value
+    left.source = None
+    others = Mock()
+    leaving = [Relaxation({}, lambda before, key=key: before.without_members({key}), member=key) for key in keys]
+
+    apply_relaxations(question, [leaving[0], Relaxation({}, others, order=1), *leaving[1:]])
+
+    question.without_members.assert_called_once_with({*keys})
+    others.assert_called_once_with(left)
 
 
 @pytest.mark.parametrize(
