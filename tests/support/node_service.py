@@ -14,8 +14,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.store import Store
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.lifecycle import MachineLifecycle as RealMachines
-from devalloc_machines.service.attached_claims import AttachmentControl
-from devalloc_machines.service.operations import MachineControl, MachineOperations, runs
+from devalloc_machines.service.operations import MachineOperations, runs
 from devalloc_machines.service.service import MachineService
 from devalloc_machines.vms import LoopExecution, MachineControls, VirtualMachineLoop
 from devalloc_node.binding.binding import HealthState
@@ -56,10 +55,10 @@ class Served:
 
 def platform_of(
     bench: EngineBench,
-    machines: MachineControl,
+    machines: ToyMachines | RealMachines,
     notifier: ChangeNotifier | None = None,
     *,
-    attachments: AttachmentControl | None = None,
+    attachments: AttachmentKind | None = None,
 ) -> MachineOperations:
     """The platform of a bench that was made with the machines' attachments; toy machines are those themselves."""
 
@@ -74,10 +73,10 @@ def platform_of(
         exclusive=bench.claims.locks.named,
         plan=lambda ref, due: planned_steps(bench.grants.get, lambda granted: bench.binding, bench.journal, ref, due),
         changed=changed,
-        lives=lambda key: runs(machines, key),
+        lives=lambda key: runs(cast(RealMachines, machines), key),
     )
-    attached = cast(AttachmentControl, machines) if attachments is None else attachments
-    return MachineOperations(held, machines, attached, node_name="node-a", changed=changed)
+    attached = cast(AttachmentKind, machines) if attachments is None else attachments
+    return MachineOperations(held, cast(RealMachines, machines), attached, node_name="node-a", changed=changed)
 
 
 def toy_bench(folder: Path, machines: ToyMachines) -> EngineBench:

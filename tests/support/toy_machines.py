@@ -22,7 +22,7 @@ from devalloc_node.model.step import ATTACHMENT, PluggedDevice, Prepared, Step, 
 
 @dataclass
 class ToyMachines:
-    """Keeps every rule of ``MachineControl``; ``fail`` and ``refuse`` make things go wrong."""
+    """Keeps every rule of ``MachineLifecycle``; ``fail`` and ``refuse`` make things go wrong."""
 
     views: dict[str, MachineView] = field(default_factory=dict)
     devices: dict[str, Value] = field(default_factory=dict)
@@ -251,7 +251,6 @@ class ToyMachines:
             uid=machine.metadata.uid or "",
             state=State.CUT_OFF if is_paused else State.RUNNING,
             wanted=have,
-            permitted=have,
             applied=have,
             observed=have,
             pid=4242 + len(self.calls),

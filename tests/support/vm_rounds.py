@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store.watcher import Listed
-from devalloc_machines.service.operations import MachineControl
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.vms import RequestLoop, VirtualMachineLoop
 from devalloc_machines.vms.situation import is_to_begin
 
@@ -22,7 +22,7 @@ def look_at_requests(loop: RequestLoop) -> None:
     loop.worker.round()
 
 
-def to_begin(machines: MachineControl) -> list[VirtualMachine]:
+def to_begin(machines: MachineLifecycle) -> list[VirtualMachine]:
     """The machines of requests that are to be started, or whose start is to be finished."""
     seen = [machine for machine in machines.list() if not machine.uid and is_to_begin(machine)]
     return [machine.created_as for machine in seen if machine.created_as is not None]

@@ -1,16 +1,15 @@
 """Claims in machines: all devices of a claim are in one machine, or none.
 
-The journal says which are in which: an attachment is a step of its claim. Interfaces describe what is needed of what
-plugs devices in.
+The journal says which are in which: an attachment is a step of its claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
 
 from devalloc.tracing import span
+from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
@@ -19,23 +18,10 @@ from devalloc_node.model.step import ATTACHMENT, PluggedDevice, Prepared, Step
 from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry
 
 
-class AttachmentControl(Protocol):
-    """How devices get into machines."""
-
-    def attachments(self, key: str, prepared: Prepared, deadline: Deadline) -> Sequence[tuple[str, Step]]:
-        """A step for each device (``pool/device``) that puts it into the machine.
-
-        Raises Denied, before anything is plugged in, when they do not fit.
-        """
-
-    def is_in(self, plug: PluggedDevice) -> bool:
-        """Whether it is there, as QEMU shows it. Raises NodeError."""
-
-
 class AttachedClaims:
     """A claim is in a machine whole or not at all. Safe for threads."""
 
-    def __init__(self, claims: ClaimRegistry, attachments: AttachmentControl) -> None:
+    def __init__(self, claims: ClaimRegistry, attachments: AttachmentKind) -> None:
         self._claims = claims
         self._attachments = attachments
 

@@ -6,23 +6,21 @@ Every call here may be repeated and goes on where an earlier one ended.
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Protocol
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.scaling.health import ScalingReport
 from devalloc.tracing import span
-from devalloc_machines.qemu.console import LogName
+from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.guest_report import GuestReport
+from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.preflight import check_numa, check_slots, refuse_other_spec
 from devalloc_machines.qemu.records import STANDING, MachineAmounts, MachineView
-from devalloc_machines.qemu.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
-from devalloc_machines.service.attached_claims import AttachedClaims, AttachmentControl, undo_problem
+from devalloc_machines.qemu.spec import EmulatedDevice, RateLimits, spec_of
+from devalloc_machines.service.attached_claims import AttachedClaims, undo_problem
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
@@ -35,95 +33,7 @@ from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry
 log = logging.getLogger(__name__)
 
 
-class MachineControl(Protocol):
-    """QEMU. Safe for threads; all calls are idempotent and raise NodeError."""
-
-    def list(self) -> Sequence[MachineView]: ...
-
-    def get(self, key: str) -> MachineView | None: ...
-
-    def owner(self, key: str) -> str | None:
-        """The UID of the object that a machine was made for, or empty; None: no machine is known by that key."""
-
-    def owners(self) -> Mapping[str, str]:
-        """As ``owner``, of all machines by their keys. Reads only the journal."""
-
-    def is_as_seen(self, key: str) -> bool:
-        """Whether a machine still runs as it did when ``get`` last saw it, for a fraction of what ``get`` costs. False
-        also if that cannot be said."""
-
-    def open_console(self, key: str) -> AbstractContextManager[socket.socket]:
-        """A connection to the console of one that runs, for one caller at a time."""
-
-    def log_file(self, key: str, log: LogName) -> Path:
-        """The path of one of its logs, which may not exist."""
-
-    def host_files(self, spec: MachineSpec) -> Hashable:
-        """Something else as soon as a program, file or interface of the host changes that a machine needs to start."""
-
-    def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
-        """With its CPUs stopped. One that runs already as it is wanted stays as it is. ``as_it_was``: with the amounts
-        that were last asked of it."""
-
-    def lost(self, key: str) -> object | None:
-        """What lives as the machine though nothing is known of it; None if nothing does."""
-
-    def all_lost(self) -> Sequence[MachineView]:
-        """Those that are lost, as far as it is known what they are called: with the reason ``MachineLost``."""
-
-    def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
-        """Keep one that is lost again, if it is that run. Raises Denied (``MachineRuns``) if it is another."""
-
-    def resume(self, key: str, deadline: Deadline) -> None: ...
-
-    def pause(self, key: str, deadline: Deadline) -> None:
-        """Stop the CPUs of one that runs until ``resume``."""
-
-    def finish_start(self, key: str, deadline: Deadline) -> bool:
-        """Whether one whose start was cut off has a guest: it counts as running then. False: its CPUs never ran. Raises
-        NodeError if its devices get no addresses by the deadline, or if that is unknown."""
-
-    def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None: ...
-
-    def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
-        """Power it down; None: in its own time. ``force``: end it then. Raises Denied (``GuestRefused``)."""
-
-    def finish(self, key: str, run: str, message: str, deadline: Deadline) -> bool:
-        """End this run of it, whose guest reported that it has finished; False if it does not run."""
-
-    def undo_start(self, key: str, deadline: Deadline) -> None:
-        """End one whose start failed or was cut off, without asking its guest; it has failed then, and a restart policy
-        holds for it."""
-
-    def end_moving(self, key: str, deadline: Deadline) -> None:
-        """End one that changes its node, on either side, and keep nothing of it; nothing to do for any other."""
-
-    def forget(self, key: str, deadline: Deadline) -> None:
-        """No longer in care: a stopped one is gone, an adopted one goes on."""
-
-    def remove_remains(self, key: str, deadline: Deadline) -> None:
-        """Remove what a deleted machine left of which nothing is known; nothing to do if one is known, or lives."""
-
-    def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
-        """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
-
-    def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
-        """Hold one that runs to these rates; what is not enforced, in sentences. Free if nothing changed."""
-
-    def why_not_movable(self, key: str) -> str | None:
-        """What keeps a machine on this node while it runs; empty: nothing. None: that is not known."""
-
-    def guest_addresses(self, key: str) -> Mapping[str, str]:
-        """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""
-
-    def plug_in(self, key: str, device: EmulatedDevice, deadline: Deadline) -> EmulatedDevice:
-        """A disk or network card without hardware behind it, into a machine that runs; as it is there then."""
-
-    def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
-        """Whether there was such a device. Raises Denied (``GuestRefused``)."""
-
-
-def runs(machines: MachineControl, key: str) -> bool:
+def runs(machines: MachineLifecycle, key: str) -> bool:
     """Whether there is such a machine, and it runs. Raises NodeError."""
     machine = machines.get(key)
     return machine is not None and machine.runs
@@ -141,8 +51,8 @@ class MachineOperations:
     def __init__(
         self,
         claims: ClaimRegistry,
-        machines: MachineControl,
-        attachments: AttachmentControl,
+        machines: MachineLifecycle,
+        attachments: AttachmentKind,
         *,
         node_name: str,
         changed: Callable[..., None] = lambda *changed: None,
@@ -405,20 +315,18 @@ class MachineOperations:
         self._started(key, owner)
         return self.machines.limit_rates(key, wanted, due)
 
-    def plug(
-        self, key: str, device: EmulatedDevice, due: Deadline, *, owner: str = "", caller: str = ""
-    ) -> EmulatedDevice:
+    def plug(self, key: str, device: EmulatedDevice, due: Deadline, *, caller: str = "") -> EmulatedDevice:
         """Plug in a disk or network card of no claim, until it is unplugged or the machine's QEMU ends."""
         with self._changing(key, due, f"plug {device.name}", caller):
-            self._started(key, owner)
+            self._started(key, "")
             there = self.machines.plug_in(key, device, due)
             _audit_machine("plugged", key, caller, device=device.name, host=there.what.host)
         return there
 
-    def unplug(self, key: str, name: str, due: Deadline, *, owner: str = "", caller: str = "") -> bool:
+    def unplug(self, key: str, name: str, due: Deadline, *, caller: str = "") -> bool:
         """Take it out again; False if the machine has none of that name. Raises NodeError."""
         with self._changing(key, due, f"unplug {name}", caller):
-            machine = self._owned(key, owner)
+            machine = self._owned(key, "")
             removed = machine.runs and self.machines.unplug(key, name, due)
             if removed:
                 _audit_machine("unplugged", key, caller, device=name)

@@ -40,9 +40,9 @@ def claim_refs(messages: Iterable[pb.ClaimRef]) -> tuple[ClaimRef, ...]:
     return tuple(refs.values())
 
 
-def machine_key(message: pb.MachineRef, path: str = "machine") -> str:
+def machine_key(message: pb.MachineRef) -> str:
     """Read ``namespace/name``. Raises BadField."""
-    return f"{namespace_of(message.namespace, path)}/{name_of(message.name, path)}"
+    return f"{namespace_of(message.namespace, 'machine')}/{name_of(message.name, 'machine')}"
 
 
 _LOGS: dict[int, LogName] = {
@@ -122,16 +122,16 @@ def plain_device(request: pb.PlugDeviceRequest) -> EmulatedDevice:
     return EmulatedDevice(name, spec.disks[0] if which == "disk" else spec.nics[0])
 
 
-def plain_name(text: str, path: str = "name") -> str:
+def plain_name(text: str) -> str:
     """Read the name of a device that no claim stands for. Raises BadField."""
     if not text:
-        raise BadField(path, "is required")
+        raise BadField("name", "is required")
     if len(text) > MAX_EMULATED_NAME or not is_label(text):
         raise BadField(
-            path, f"must be a DNS label in lower case of at most {MAX_EMULATED_NAME} characters, not {shown(text)}"
+            "name", f"must be a DNS label in lower case of at most {MAX_EMULATED_NAME} characters, not {shown(text)}"
         )
     if text.startswith("claim-"):
-        raise BadField(path, f"is {text}, a name of devices of claims: attach and detach their claim instead")
+        raise BadField("name", f"is {text}, a name of devices of claims: attach and detach their claim instead")
     return text
 
 
