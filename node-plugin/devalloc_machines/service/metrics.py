@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from devalloc_machines.qemu.process import NetworkTraffic, traffic, usage
+from devalloc_machines.qemu.process import traffic, usage
 from devalloc_machines.qemu.records import MachineView
 from devalloc_node.metrics.registry import gauge, gauges
 
@@ -40,24 +40,8 @@ class GuestMetrics(Protocol):
     def metrics(self) -> Mapping[str, Mapping[str, float]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class MachineUsage:
-    """What a machine that runs was given, and what it uses; None: not known."""
-
-    machine: str
-    """``namespace/name``"""
-    pid: int
-    taps: Sequence[str] = ()
-    cpus: float | None = None
-    memory_bytes: int | None = None
-    cpu_seconds: float | None = None
-    resident_bytes: int | None = None
-    traffic: Mapping[str, NetworkTraffic] = field(default_factory=dict)
-    """By TAP interface."""
-
-
-def machine_metrics(machines: Sequence[MachineView]) -> Iterator[Metric]:
-    """Count the machines of a node."""
+def machine_metrics(machines: Sequence[MachineView], proc: Path = Path("/proc")) -> Iterator[Metric]:
+    """Count the machines of a node, and export what each that runs was given and uses."""
     live = [machine for machine in machines if machine.runs]
     phases = Counter(machine.shown_phase for machine in machines)
     yield gauges("devalloc_node_machines", "Machines that the plugin manages.", "phase", phases)
@@ -66,49 +50,32 @@ def machine_metrics(machines: Sequence[MachineView]) -> Iterator[Metric]:
     )
     memory = sum(each.observed.memory_bytes or 0 for each in live)
     yield gauge("devalloc_node_plugged_memory_bytes", "Memory of running machines.", memory)
-    yield from usage_metrics([machine_usage(machine) for machine in live])
-
-
-def machine_usage(machine: MachineView) -> MachineUsage:
-    """Read the usage of a machine that runs."""
-    used = usage(machine.pid) if machine.pid else None
-    milli = machine.observed.cpu_milli
-    return MachineUsage(
-        machine=machine.key,
-        pid=machine.pid,
-        taps=machine.taps,
-        cpus=None if milli is None else milli / 1000,
-        memory_bytes=machine.observed.memory_bytes,
-        cpu_seconds=None if used is None else used.cpu_seconds,
-        resident_bytes=None if used is None else used.resident_bytes,
-        traffic=traffic(machine.pid, machine.taps) if machine.pid and machine.taps else {},
-    )
-
-
-def usage_metrics(machines: Sequence[MachineUsage]) -> Iterator[Metric]:
-    """Export what machines that run were given, and what they use."""
     info = GaugeMetricFamily(
         "devalloc_node_machine_info", "Running machines, with their process.", labels=["machine", "pid", "tap"]
     )
-    for each in machines:
-        info.add_metric([each.machine, str(each.pid), ",".join(each.taps)], 1)
+    for each in live:
+        info.add_metric([each.key, str(each.pid), ",".join(each.taps)], 1)
     yield info
+    used = [usage(each.pid, proc) if each.pid else None for each in live]
+    milli = [each.observed.cpu_milli for each in live]
+    memory_bytes = [each.observed.memory_bytes for each in live]
     for kind, name, what, values in (
-        (GaugeMetricFamily, "allocated_cpus", "CPU limit of the machine, in CPUs.", [m.cpus for m in machines]),
-        (GaugeMetricFamily, "allocated_memory_bytes", "Memory of the machine.", [m.memory_bytes for m in machines]),
-        (CounterMetricFamily, "cpu_seconds", "CPU time that its QEMU has used.", [m.cpu_seconds for m in machines]),
-        (GaugeMetricFamily, "resident_memory_bytes", "Memory of its QEMU.", [m.resident_bytes for m in machines]),
+        (GaugeMetricFamily, "allocated_cpus", "CPU limit of the machine, in CPUs.", [m and m / 1000 for m in milli]),
+        (GaugeMetricFamily, "allocated_memory_bytes", "Memory of the machine.", memory_bytes),
+        (CounterMetricFamily, "cpu_seconds", "CPU time that its QEMU has used.", [u and u.cpu_seconds for u in used]),
+        (GaugeMetricFamily, "resident_memory_bytes", "Memory of its QEMU.", [u and u.resident_bytes for u in used]),
     ):
         family = kind(f"devalloc_node_machine_{name}", what, labels=["machine"])
-        for each, value in zip(machines, values, strict=True):
+        for each, value in zip(live, values, strict=True):
             if value is not None:
-                family.add_metric([each.machine], value)
+                family.add_metric([each.key], value)
         yield family
-    for name, what in (("received", "Bytes that the machine sent."), ("sent", ("Bytes that the machine received."))):
+    counted = [traffic(each.pid, each.taps, proc) if each.pid and each.taps else {} for each in live]
+    for name, what in (("received", "Bytes that the machine sent."), ("sent", "Bytes that the machine received.")):
         family = CounterMetricFamily(f"devalloc_node_machine_network_{name}_bytes", what, labels=["machine", "tap"])
-        for each in machines:
-            for tap, counted in each.traffic.items():
-                family.add_metric([each.machine, tap], getattr(counted, name))
+        for each, by_tap in zip(live, counted, strict=True):
+            for tap, bytes_of in by_tap.items():
+                family.add_metric([each.key, tap], getattr(bytes_of, name))
         yield family
 
 

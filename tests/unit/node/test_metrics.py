@@ -16,13 +16,8 @@ import pytest
 
 from devalloc_machines.qemu.process import NetworkTraffic, traffic
 from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
-from devalloc_machines.service.metrics import (
-    MachineUsage,
-    guest_metrics,
-    machine_metrics,
-    machine_usage,
-    usage_metrics,
-)
+from devalloc_machines.qemu.spec import EmulatedDevice, Nic
+from devalloc_machines.service.metrics import guest_metrics, machine_metrics
 from devalloc_node.errors import Denied
 from devalloc_node.metrics.registry import NodeMetrics, NodeState, metrics_served
 from devalloc_node.net import unix_sockets
@@ -59,9 +54,19 @@ def test_how_things_stand_is_read_for_each_scrape() -> None:
     assert sample(metrics, "journal_quarantined") == 1
 
 
-def test_the_metrics_of_a_machine_show_its_process_allocation_and_usage() -> None:
-    web = MachineUsage("default/web", 4711, ("tap0", "tap1"), 1.5, 1 << 30, 12.25, 1 << 29)
-    metrics = NodeMetrics(lambda: NodeState(of_parts=[*usage_metrics([web, MachineUsage("default/hung", 4712)])]))
+def _running(key: str, pid: int, *taps: str, observed: MachineAmounts = MachineAmounts()) -> MachineView:
+    cards = tuple(EmulatedDevice(tap, Nic(interface=tap)) for tap in taps)
+    return MachineView(key, "", State.RUNNING, observed=observed, pid=pid, plain=cards)
+
+
+def test_the_metrics_of_a_machine_show_its_process_allocation_and_usage(tmp_path: Path) -> None:
+    ticks, pages = os.sysconf("SC_CLK_TCK"), (1 << 29) // os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "4711").mkdir()
+    numbers = [0] * 11 + [ticks * 12, ticks // 4, 0, 0, 0, 0, 0, 0, 99, 0, pages]
+    (tmp_path / "4711" / "stat").write_text(f"4711 (qemu (a b)) S {' '.join(map(str, numbers[1:]))}")
+    web = _running("default/web", 4711, "tap0", "tap1", observed=MachineAmounts(1500, 2, 1 << 30))
+    hung = _running("default/hung", 4712)
+    metrics = NodeMetrics(lambda: NodeState(of_parts=[*machine_metrics([web, hung], tmp_path)]))
     assert sample(metrics, "machine_info", machine="default/web", pid="4711", tap="tap0,tap1") == 1
     assert sample(metrics, "machine_info", machine="default/hung", pid="4712", tap="") == 1
     of = {"machine": "default/web"}
@@ -85,8 +90,8 @@ def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_
     counted = traffic(7, ["tap0", "tap1", "broken"], tmp_path)
     assert counted == {"tap0": NetworkTraffic(1000, 70)}
     assert traffic(8, ["tap0"], tmp_path) == {}
-    web = MachineUsage("default/web", 7, ("tap0",), traffic=counted)
-    metrics = NodeMetrics(lambda: NodeState(of_parts=[*usage_metrics([web])]))
+    web = _running("default/web", 7, "tap0")
+    metrics = NodeMetrics(lambda: NodeState(of_parts=[*machine_metrics([web], tmp_path)]))
     of = {"machine": "default/web", "tap": "tap0"}
     assert sample(metrics, "machine_network_received_bytes_total", **of) == 1000
     assert sample(metrics, "machine_network_sent_bytes_total", **of) == 70
@@ -95,15 +100,16 @@ def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_
 def test_what_a_machine_uses_is_read_off_its_process(tmp_path: Path) -> None:
     machine = MachineView("default/web", "", State.RUNNING, observed=MachineAmounts(1500, 2, 1 << 30), pid=os.getpid())
     stopped = MachineView("default/db", "", State.STOPPED)
-    usage = machine_usage(machine)
     metrics = NodeMetrics(lambda: NodeState(of_parts=[*machine_metrics([machine, stopped])]))
     assert (sample(metrics, "machines", phase="Running"), sample(metrics, "machines", phase="Stopped")) == (1, 1)
     assert (sample(metrics, "plugged_vcpus"), sample(metrics, "plugged_memory_bytes")) == (2, 1 << 30)
     assert sample(metrics, "machine_allocated_cpus", machine="default/web") == 1.5
     assert sample(metrics, "machine_allocated_cpus", machine="default/db") is None, "it does not run"
-    assert (usage.machine, usage.pid, usage.cpus, usage.memory_bytes) == ("default/web", os.getpid(), 1.5, 1 << 30)
-    assert 0 < (usage.cpu_seconds or 0) <= time.process_time() + 1
-    assert (usage.resident_bytes or 0) > 1 << 20
+    of = {"machine": "default/web"}
+    assert sample(metrics, "machine_info", **of, pid=str(os.getpid()), tap="") == 1
+    assert sample(metrics, "machine_allocated_memory_bytes", **of) == 1 << 30
+    assert 0 < (sample(metrics, "machine_cpu_seconds_total", **of) or 0) <= time.process_time() + 1
+    assert (sample(metrics, "machine_resident_memory_bytes", **of) or 0) > 1 << 20
 
 
 def _guest_metrics(metrics: NodeMetrics) -> list[tuple[tuple[str, str], float]]:
