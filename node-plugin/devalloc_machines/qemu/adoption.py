@@ -5,30 +5,18 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu import launch, machine_files, memory, vcpu
 from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.process import Process, memlock, process
-from devalloc_machines.qemu.qmp import Connect, Monitor, SocketPeer, malformed_as_failed
-from devalloc_machines.qemu.records import MachineAmounts
-from devalloc_machines.qemu.spec import MIB, MachineSpec
+from devalloc_machines.qemu.qmp import Connect, SocketPeer, malformed_as_failed
+from devalloc_machines.qemu.records import MachineAmounts, MachineRecord
+from devalloc_machines.qemu.spec import CPU, MIB, MachineSpec, spec_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-
-
-@dataclass(frozen=True, slots=True)
-class AdoptedMachine:
-    """A QEMU that may be taken into care."""
-
-    process: Process
-    run: str
-    """Its UUID, or a name made of its process if it has none."""
-    amounts: MachineAmounts
-    user: int | None
-    """Whose process it is; None: the plugin's own user's."""
 
 
 def boot_id() -> str:
@@ -57,12 +45,14 @@ def owner_check(key: str, user: int, qemu: Process | None = None) -> Callable[[S
     return check
 
 
-def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline: Deadline) -> AdoptedMachine:
-    """Prove that a machine may be adopted, and look at it.
+def examine(machine: VirtualMachine, config: MachineConfig, connect: Connect, deadline: Deadline) -> MachineRecord:
+    """Prove that a machine may be adopted, and look at it: what is to be recorded of it. Its run is its UUID, or a name
+    made of its process if it has none.
 
     Raises Denied: ``PathNotAllowed``, ``PathMissing``, ``SocketNotOurs``, ``MemlockTooLow``; Failed, Unknown if it
     does not answer as QEMU.
     """
+    spec = spec_of(machine)
     if spec.adopt is None:
         raise Denied("MachineInvalid", f"machine {spec.key} has no socket to adopt it by")
     lent = () if config.lent is None else (config.lent,)
@@ -92,12 +82,17 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
     try:
         with malformed_as_failed(spec.key):
             machine_uuid = UUID(monitor.execute("query-uuid", deadline=deadline)["UUID"])
-            speaker = seen[-1]
-            run = str(machine_uuid)
-            if not machine_uuid.int:
-                run = f"{boot_id()}-{speaker.pid}-{speaker.started}"
-            user = None if info.st_uid == own_user() else info.st_uid
-            return AdoptedMachine(speaker, run, _amounts(monitor, deadline), user)
+            speaker, boot, vcpus = seen[-1], boot_id(), vcpu.count(monitor, deadline)
+            return MachineRecord(
+                machine.to_manifest(),
+                "running",
+                run=str(machine_uuid) if machine_uuid.int else f"{boot}-{speaker.pid}-{speaker.started}",
+                user=None if info.st_uid == own_user() else info.st_uid,
+                process=speaker,
+                boot=boot,
+                applied=MachineAmounts(vcpus * CPU, vcpus, memory.observe_memory(monitor, deadline).total),
+                cpus_left=None,
+            )
     finally:
         monitor.close()
 
@@ -116,8 +111,3 @@ def check_memlock(spec: MachineSpec, config: MachineConfig, qemu: Process) -> No
             f"machine {spec.key}: QEMU (process {qemu.pid}) may lock {limit // MIB}Mi of memory, but devices need "
             f"{needed // MIB}Mi; start {who} with a higher limit (ulimit -l, LimitMEMLOCK=)",
         )
-
-
-def _amounts(monitor: Monitor, deadline: Deadline) -> MachineAmounts:
-    vcpus = vcpu.count(monitor, deadline)
-    return MachineAmounts(vcpus * 1000, vcpus, memory.observe_memory(monitor, deadline).total)

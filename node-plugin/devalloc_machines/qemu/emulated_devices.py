@@ -25,7 +25,7 @@ from devalloc_machines.qemu.command_line import NIC_DRIVERS, file_node, format_n
 from devalloc_machines.qemu.hotplug import ANSWER_SECONDS
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.pci import PERIPHERAL, PciDevice, QemuBackend, QmpCommand, function_id, present_devices
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, checked_text
+from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, checked_text, qom_get
 from devalloc_machines.qemu.spec import (
     EMULATED_PREFIX,
     MAX_EMULATED_NAME,
@@ -349,10 +349,7 @@ def _seen_disk(path: str, node: Mapping[str, Any], device: DiskDevice) -> Disk |
 def _seen_nic(monitor: Monitor, id_of: str, model: NicModel, deadline: Deadline) -> Nic | None:
     where = f"{PERIPHERAL}/{function_id(id_of, 0)}"
     try:
-        net, mac = (
-            checked_text(monitor.execute("qom-get", {"path": where, "property": name}, deadline=deadline))
-            for name in ("netdev", "mac")
-        )
+        net, mac = (checked_text(qom_get(monitor, where, name, deadline)) for name in ("netdev", "mac"))
     except QmpRefused:  # it has gone meanwhile
         return None
     if _id(net) != id_of:

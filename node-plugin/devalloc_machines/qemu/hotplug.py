@@ -29,7 +29,7 @@ from devalloc_machines.qemu.pci import (
     present_devices,
     window_for,
 )
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused, malformed_as_failed
+from devalloc_machines.qemu.qmp import Monitor, QmpRefused, malformed_as_failed, qom_get, run_state
 from devalloc_machines.qemu.spec import MIB, MachineSpec, memory_text
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
@@ -276,7 +276,7 @@ def _verified(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadl
     if where[0] is None or any(other != where[0] for other in where):
         raise Failed("DeviceNotThere", f"QEMU of machine {machine} accepted {device.id} but does not show it: {where}")
     path = f"{PERIPHERAL}/{device.function_id(0)}"
-    if monitor.execute("qom-get", {"path": path, "property": "realized"}, deadline=deadline) is not True:
+    if qom_get(monitor, path, "realized", deadline) is not True:
         raise Failed("DeviceNotThere", f"QEMU of machine {machine} shows {device.id} as not ready")
     return where[0].rpartition("/")[2]
 
@@ -377,8 +377,7 @@ class GuestFunction:
 
 def check_runs(monitor: Monitor, machine: str, deadline: Deadline) -> None:
     """Raises Denied (``GuestNotReady``, retryable) if no guest runs that could give a device addresses."""
-    status = monitor.execute("query-status", deadline=deadline)["status"]
-    if status != "running":
+    if (status := run_state(monitor, deadline)) != "running":
         raise Denied(
             "GuestNotReady",
             f"the CPUs of machine {machine} do not run (QEMU reports {status!r:.50}), so its guest cannot accept a "
@@ -472,7 +471,7 @@ def _first_unreachable_address(monitor: Monitor, deadline: Deadline) -> int:
     """The first address that the machine's CPUs cannot reach. Firmware does not mind; the kernel takes it for none."""
     try:
         cpu = monitor.execute("query-cpus-fast", deadline=deadline)[0]["qom-path"]
-        bits = monitor.execute("qom-get", {"path": cpu, "property": "phys-bits"}, deadline=deadline)
+        bits = qom_get(monitor, cpu, "phys-bits", deadline)
         return min(_MOST_ADDRESS, 1 << int(bits)) if bits else _MOST_ADDRESS
     except (QmpRefused, LookupError, TypeError, ValueError):
         return _MOST_ADDRESS
@@ -533,7 +532,7 @@ def _window(range_: Mapping[str, Any] | None) -> AddressWindow:
 def _ecam(monitor: Monitor, deadline: Deadline) -> int:
     """Where configuration space lies in the machine's memory; 0 if it does not, or if that is unknown."""
     try:
-        where = int(monitor.execute("qom-get", {"path": _HOST_BRIDGE, "property": "MCFG"}, deadline=deadline))
+        where = int(qom_get(monitor, _HOST_BRIDGE, "MCFG", deadline))
     except QmpRefused:  # a board of another kind
         return 0
     return where if 0 < where < _MOST_ADDRESS else 0

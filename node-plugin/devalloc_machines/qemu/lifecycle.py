@@ -39,7 +39,7 @@ from devalloc_machines.qemu.ends import restarts_of_next_run
 from devalloc_machines.qemu.exits import ExitHandler
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, open_nodes
-from devalloc_machines.qemu.qmp import Connect, QmpMonitor
+from devalloc_machines.qemu.qmp import Connect, QmpMonitor, run_state
 from devalloc_machines.qemu.records import (
     MACHINES,
     PLUGS,
@@ -251,7 +251,7 @@ class MachineLifecycle(MachineRegistry):
                     if record.spec.numa_cells and registry.is_paused(monitor, deadline):
                         hotplug.power_slots(monitor, key, deadline)
                     monitor.execute("cont", deadline=deadline)
-                status = monitor.execute("query-status", deadline=deadline)["status"]
+                status = run_state(monitor, deadline)
                 if status not in ("running", SLEEPING):
                     raise Failed("MachineNotRunning", f"machine {key} was resumed but is {status!r}")
                 if record.state == "starting":  # it runs once its firmware has given its devices addresses
@@ -291,14 +291,14 @@ class MachineLifecycle(MachineRegistry):
         spec = spec_of(machine)
         with self.hold(spec.key, deadline, "adopt"):
             self.homes.check_lent(spec)
-            adopted = adoption.examine(spec, self.config, self._connect, deadline)
+            adopted = adoption.examine(machine, self.config, self._connect, deadline)
             if (existing := self.find(spec.key)) is not None:
                 lives = self.process_of(existing)
                 if lives == adopted.process:
                     return
                 if lives is not None:
                     raise Denied("MachineExists", f"machine {spec.key} already runs as another process, {lives.pid}")
-            resources.check_adopted(spec, adopted.amounts)
+            resources.check_adopted(spec, adopted.applied)
             if existing is not None:  # its record goes, and with it what is known of its limits
                 self._settling.note_end(existing)
                 if not rates.remove_tap_limits(self, spec.key):
@@ -311,19 +311,9 @@ class MachineLifecycle(MachineRegistry):
                             f"the QEMU at {spec.adopt} (process {process.pid}) is already machine {other.spec.key}; "
                             "delete that one first",
                         )
-                self.put(
-                    MachineRecord(
-                        machine.to_manifest(),
-                        "running",
-                        adopted.run,
-                        adopted.user,
-                        adopted.process,
-                        adoption.boot_id(),
-                        adopted.amounts,
-                        cpus_left=None,
-                    )
-                )
-            self._settling.watch(spec.key, adopted.process)
+                self.put(adopted)
+            if adopted.process is not None:
+                self._settling.watch(spec.key, adopted.process)
 
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         """Have its guest power down within ``seconds`` (None: as its spec says); with ``force`` end it then.

@@ -12,7 +12,7 @@ from devalloc_machines.qemu.command_line import dimm, dimm_backend, dimm_id, ram
 from devalloc_machines.qemu.guest_numa import memory_by_cell
 from devalloc_machines.qemu.hotplug import request_unplug
 from devalloc_machines.qemu.pci import PERIPHERAL, present_devices
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number
+from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, qom_get, qom_list
 from devalloc_machines.qemu.spec import MachineSpec
 from devalloc_machines.qemu.spec import memory_text as _text
 from devalloc_node.deadline import Deadline
@@ -186,7 +186,7 @@ def _stop_asking(monitor: Monitor, machine: str, device: VirtioMem, goal: int, s
 
 
 def _size(monitor: Monitor, device: VirtioMem, deadline: Deadline) -> int:
-    return int(monitor.execute("qom-get", {"path": device.path, "property": "size"}, deadline=deadline))
+    return int(qom_get(monitor, device.path, "size", deadline))
 
 
 def _request(monitor: Monitor, device: VirtioMem, size: int, deadline: Deadline) -> None:
@@ -241,7 +241,7 @@ def _add_backend(monitor: Monitor, backend: dict[str, object], deadline: Deadlin
 
 def _remove_leftovers(monitor: Monitor, dimms: set[int], deadline: Deadline) -> None:
     """Memory of DIMMs that are not there: an attempt was cut off before it had plugged one, or had given it back."""
-    entries = monitor.execute("qom-list", {"path": "/objects"}, deadline=deadline)
+    entries = qom_list(monitor, "/objects", deadline)
     there = {int(m[1]) for entry in entries if (m := _BACKEND.fullmatch(entry["name"]))}
     for number in sorted(there - dimms):
         with suppress(QmpRefused):  # not ours, in a machine that was adopted

@@ -43,9 +43,8 @@ from devalloc_machines.qemu import (
 )
 from devalloc_machines.qemu.launch import TLS_FOLDER
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.migration_blockers import run_state
 from devalloc_machines.qemu.migration_offer import MovedDevice, Offer
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, checked_text
+from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, checked_text, has_kvm, qom_list, run_state
 from devalloc_machines.qemu.records import MachineMigration, MachineRecord, with_history
 from devalloc_machines.qemu.spec import spec_of
 from devalloc_node.deadline import Deadline
@@ -127,9 +126,7 @@ def offer(
                 raise Denied("MachineNotMovable", f"machine {key} cannot move while it runs: {why}")
             placed = moved_devices.with_ports(key, devices, monitor, deadline)
             amounts = migration_offer.amounts_of(record, monitor, deadline)
-            accel: Literal["kvm", "tcg"] = (
-                "kvm" if monitor.execute("query-kvm", deadline=deadline)["enabled"] else "tcg"
-            )
+            accel: Literal["kvm", "tcg"] = "kvm" if has_kvm(monitor, deadline) else "tcg"
             platform = migration_offer.platform_of(record, machines.config, accel, monitor, deadline)
         identity = migration_tls.make_identity("client")
         machines.put(replace(record, migration=MachineMigration(uid, "source", identity.authority)))
@@ -515,7 +512,7 @@ def _load_credentials(monitor: Monitor, endpoint: migration_tls.Endpoint, deadli
 
 def _unload_credentials(monitor: Monitor, deadline: Deadline) -> None:
     monitor.execute("migrate-set-parameters", {"tls-creds": "", "tls-hostname": ""}, deadline=deadline)
-    there = monitor.execute("qom-list", {"path": "/objects"}, deadline=deadline)
+    there = qom_list(monitor, "/objects", deadline)
     if any(entry["name"] == _CREDENTIALS for entry in there):
         monitor.execute("object-del", {"id": _CREDENTIALS}, deadline=deadline)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from devalloc_machines.qemu import emulated_devices, memory, vcpu
-from devalloc_machines.qemu.qmp import Monitor, checked_text
+from devalloc_machines.qemu.qmp import Monitor, checked_text, run_state
 from devalloc_machines.qemu.records import MachineRecord
 from devalloc_machines.qemu.spec import MachineSpec
 from devalloc_node.deadline import Deadline
@@ -52,11 +52,6 @@ def why_never_movable(spec: MachineSpec) -> str | None:
     if own := next((disk.path for disk in spec.disks if disk.clone is not None), None):
         return f"its clone of {own} is on its node only"
     return None
-
-
-def run_state(monitor: Monitor, deadline: Deadline) -> str:
-    """QEMU's word for what its CPUs do."""
-    return str(monitor.execute("query-status", deadline=deadline)["status"])
 
 
 def _blockers(monitor: Monitor, deadline: Deadline) -> str | None:

@@ -18,7 +18,7 @@ from devalloc_machines.qemu.launch import IncomingPlatform, queues_of_cards
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.pci import WindowReserve
 from devalloc_machines.qemu.pci_layout import port_places, ports_per_node
-from devalloc_machines.qemu.qmp import Monitor, checked_text
+from devalloc_machines.qemu.qmp import Monitor, checked_text, qom_get
 from devalloc_machines.qemu.records import MachineAmounts, MachineRecord
 from devalloc_machines.qemu.spec import MachineSpec, NumaCell, spec_of, whole_cpus
 from devalloc_node.deadline import Deadline
@@ -102,7 +102,7 @@ def platform_of(
 
 
 def _machine_type(monitor: Monitor, deadline: Deadline) -> str:
-    text = checked_text(monitor.execute("qom-get", {"path": "/machine", "property": "type"}, deadline=deadline))
+    text = checked_text(qom_get(monitor, "/machine", "type", deadline))
     if (match := _MACHINE_TYPE.fullmatch(text)) is None:
         raise Denied("MachineNotMovable", f"QEMU reports the machine type {text[:80]!r}, which has no version")
     return match[1]

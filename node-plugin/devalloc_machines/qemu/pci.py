@@ -14,7 +14,7 @@ from typing import Any
 
 from devalloc.inventory.pci import BarSizes
 from devalloc_machines.qemu.pci_layout import PortPlace, port_places
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused
+from devalloc_machines.qemu.qmp import Monitor, QmpRefused, qom_get, qom_list
 from devalloc_machines.qemu.spec import MIB, MachineSpec, memory_text
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
@@ -258,44 +258,32 @@ def list_root_ports(monitor: Monitor, deadline: Deadline) -> list[RootPort]:
     root_ports = []
     nodes = _expander_nodes(monitor, deadline)
     for folder in (PERIPHERAL, "/machine/peripheral-anon"):
-        for entry in monitor.execute("qom-list", {"path": folder}, deadline=deadline):
+        for entry in qom_list(monitor, folder, deadline):
             if entry["type"] not in _PORTS:
                 continue
             path = f"{folder}/{entry['name']}"
-            properties = monitor.execute("qom-list", {"path": path}, deadline=deadline)
+            properties = qom_list(monitor, path, deadline)
             reserve = _reserve(monitor, path, {p["name"] for p in properties}, deadline)
             for bus in (p["name"] for p in properties if p["type"] == "child<PCIE>"):
-                inside = monitor.execute("qom-list", {"path": f"{path}/{bus}"}, deadline=deadline)
+                inside = qom_list(monitor, f"{path}/{bus}", deadline)
                 busy = any(p["name"].startswith("child[") for p in inside)
-                node = nodes.get(_parent_bus(monitor, path, deadline)) if nodes else None
-                root_ports.append(RootPort(entry["name"], bus, f"{path}/{bus}", busy, reserve, node))
+                above = str(qom_get(monitor, path, "parent_bus", deadline)).rpartition("/")[2] if nodes else ""
+                root_ports.append(RootPort(entry["name"], bus, f"{path}/{bus}", busy, reserve, nodes.get(above)))
     return sorted(root_ports, key=lambda port: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", port.name)])
 
 
 def _expander_nodes(monitor: Monitor, deadline: Deadline) -> dict[str, int]:
     """The guest nodes of expander buses, by the name of the bus."""
-    entries = monitor.execute("qom-list", {"path": PERIPHERAL}, deadline=deadline)
-    names = [str(entry["name"]) for entry in entries if entry["type"] == _EXPANDER]
-    nodes = {
-        name: int(
-            monitor.execute("qom-get", {"path": f"{PERIPHERAL}/{name}", "property": "numa_node"}, deadline=deadline)
-        )
-        for name in names
-    }
+    names = [str(each["name"]) for each in qom_list(monitor, PERIPHERAL, deadline) if each["type"] == _EXPANDER]
+    nodes = {name: int(qom_get(monitor, f"{PERIPHERAL}/{name}", "numa_node", deadline)) for name in names}
     return {name: node for name, node in nodes.items() if 0 <= node < _NODES}
-
-
-def _parent_bus(monitor: Monitor, path: str, deadline: Deadline) -> str:
-    """The name of the bus that a port is on."""
-    where = monitor.execute("qom-get", {"path": path, "property": "parent_bus"}, deadline=deadline)
-    return str(where).rpartition("/")[2]
 
 
 def _reserve(monitor: Monitor, path: str, properties: Container[str], deadline: Deadline) -> WindowReserve:
     def size(name: str) -> int:
         if name not in properties:
             return 0
-        value = int(monitor.execute("qom-get", {"path": path, "property": name}, deadline=deadline))
+        value = int(qom_get(monitor, path, name, deadline))
         return value if 0 < value < _NO_RESERVE else 0
 
     return WindowReserve(size("pref64-reserve"), size("mem-reserve"))
@@ -303,19 +291,16 @@ def _reserve(monitor: Monitor, path: str, properties: Container[str], deadline: 
 
 def present_devices(monitor: Monitor, deadline: Deadline) -> dict[str, str]:
     """The ids of all devices that QEMU has, with their types."""
-    entries = monitor.execute("qom-list", {"path": PERIPHERAL}, deadline=deadline)
+    entries = qom_list(monitor, PERIPHERAL, deadline)
     return {e["name"]: e["type"][6:-1] for e in entries if e["type"].startswith("child<")}
 
 
 def bus_of(monitor: Monitor, name: str, deadline: Deadline) -> str | None:
     """The path of the bus that a device is on; None if there is no such device."""
     try:
-        where = monitor.execute(
-            "qom-get", {"path": f"{PERIPHERAL}/{name}", "property": "parent_bus"}, deadline=deadline
-        )
+        return str(qom_get(monitor, f"{PERIPHERAL}/{name}", "parent_bus", deadline))
     except QmpRefused:
         return None
-    return str(where)
 
 
 def guest_addresses(monitor: Monitor, deadline: Deadline) -> dict[str, str]:

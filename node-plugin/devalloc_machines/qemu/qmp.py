@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -114,6 +114,27 @@ class Monitor(Protocol):
 
     def close(self) -> None:
         """Give the line back. The next command opens it again."""
+
+
+def run_state(monitor: Monitor, deadline: Deadline) -> str:
+    """QEMU's word for what the CPUs do. Raises NodeError."""
+    return str(monitor.execute("query-status", deadline=deadline)["status"])
+
+
+def has_kvm(monitor: Monitor, deadline: Deadline) -> bool:
+    """Whether the machine is not emulated. Raises NodeError."""
+    return bool(monitor.execute("query-kvm", deadline=deadline)["enabled"])
+
+
+def qom_list(monitor: Monitor, path: str, deadline: Deadline) -> Sequence[Mapping[str, Any]]:
+    """What is below a path of QEMU's object tree, each with its ``name`` and ``type``. Raises NodeError."""
+    entries: list[Mapping[str, Any]] = monitor.execute("qom-list", {"path": path}, deadline=deadline)
+    return entries
+
+
+def qom_get(monitor: Monitor, path: str, name: str, deadline: Deadline) -> Any:
+    """A property of an object in QEMU. Raises NodeError, QmpRefused if there is none."""
+    return monitor.execute("qom-get", {"path": path, "property": name}, deadline=deadline)
 
 
 @dataclass(frozen=True, slots=True)

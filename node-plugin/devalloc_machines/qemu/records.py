@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter
 
 from devalloc.api.meta import parse_time
 from devalloc.api.virtual_machine import VirtualMachine
@@ -99,7 +99,6 @@ class MachineView:
     """Of the VirtualMachine object in the store; empty: it was made through the service."""
     state: State
     wanted: MachineAmounts = UNKNOWN_AMOUNTS
-    permitted: MachineAmounts = UNKNOWN_AMOUNTS
     applied: MachineAmounts = UNKNOWN_AMOUNTS
     """What QEMU was last told."""
     observed: MachineAmounts = UNKNOWN_AMOUNTS
@@ -222,7 +221,7 @@ class MachineRecord:
     boot: str = ""
     """The host's boot id in which ``process`` was seen."""
     applied: MachineAmounts = UNKNOWN_AMOUNTS
-    requested: MachineAmounts = UNKNOWN_AMOUNTS
+    requested: Annotated[MachineAmounts, Field(alias="asked")] = UNKNOWN_AMOUNTS
     """What was requested since it was started, or before, if it was restarted as it was (``resources_at_start``);
     recorded before QEMU is asked, so it may not be reached yet."""
     rates: RateLimits | None = None
@@ -352,79 +351,21 @@ def _seconds(time: str) -> float | None:
         return None
 
 
+_ROW = TypeAdapter(MachineRecord)
+
+
 def content_of(record: MachineRecord) -> dict[str, Any]:
     """As JSON. Members are only ever added; a reader ignores those it does not know."""
-    return {
-        "manifest": dict(record.manifest),
-        "state": record.state,
-        "run": record.run,
-        "user": record.user,
-        "tpm_user": record.tpm_user,
-        "process": None if record.process is None else asdict(record.process),
-        "boot": record.boot,
-        "applied": asdict(record.applied),
-        "asked": asdict(record.requested),
-        "rates": None if record.rates is None else asdict(record.rates),
-        "tap_limits": [list(each) for each in record.tap_limits],
-        "cpus_left": record.cpus_left,
-        "cpus": list(record.cpus),
-        "numa_cells": None if record.numa_cells is None else [asdict(cell) for cell in record.numa_cells],
-        "node_ports": record.node_ports,
-        "firmware": record.firmware,
-        "reason": record.reason,
-        "message": record.message,
-        "migration": None if record.migration is None else asdict(record.migration),
-        "began": record.began,
-        "restarts": record.restarts,
-        "last_end": None if record.last_end is None else asdict(record.last_end),
-    }
+    content: dict[str, Any] = _ROW.dump_python(record, mode="json", by_alias=True)
+    return content
 
 
 def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
     """Raises Failed (``RecordUnreadable``): such a machine is left alone, and said."""
     try:
-        process = content.get("process")
-        record = MachineRecord(
-            manifest=content["manifest"],
-            state=content["state"],
-            run=content["run"],
-            user=content.get("user"),
-            tpm_user=content.get("tpm_user"),
-            process=None if process is None else Process(int(process["pid"]), int(process["started"])),
-            boot=content.get("boot", ""),
-            applied=_amounts(content.get("applied", {})),
-            requested=_amounts(content.get("asked", {})),
-            rates=_rates(content.get("rates")),
-            tap_limits=tuple((str(where), str(tap)) for where, tap in content.get("tap_limits", ())),
-            cpus_left=content.get("cpus_left", False),
-            cpus=tuple(map(int, content.get("cpus", ()))),
-            numa_cells=cells_of(content.get("numa_cells", ())),  # an earlier version gave a guest none
-            node_ports=int(content.get("node_ports", 0)),
-            firmware=str(content.get("firmware", "")),
-            reason=content.get("reason", ""),
-            message=content.get("message", ""),
-            migration=None if (moves := content.get("migration")) is None else MachineMigration(**moves),
-            began=content.get("began"),
-            restarts=int(content.get("restarts", 0)),
-            last_end=None if (end := content.get("last_end")) is None else MachineEnd(**end),
-        )
+        record = _ROW.validate_python({"numa_cells": (), **content})  # an earlier version gave a guest none
         if record.spec.key != key:
             raise ValueError(f"it belongs to {record.spec.key}")
-    except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Failed("RecordUnreadable", f"cannot read the record of machine {key}: {error}") from None
     return record
-
-
-def cells_of(content: Sequence[Mapping[str, Any]] | None) -> tuple[NumaCell, ...] | None:
-    """What ``asdict`` made of each. Raises LookupError, TypeError, ValueError."""
-    if content is None:
-        return None
-    return tuple(NumaCell(*(int(cell[name]) for name in ("host_node", "cpus", "memory"))) for cell in content)
-
-
-def _rates(content: Mapping[str, Any] | None) -> RateLimits | None:
-    return None if content is None else RateLimits(content["disk_io"], tuple(content["nics"]))
-
-
-def _amounts(content: Mapping[str, Any]) -> MachineAmounts:
-    return MachineAmounts(**{name: content.get(name) for name in ("cpu_milli", "vcpus", "memory_bytes")})

@@ -24,7 +24,7 @@ from devalloc_machines.qemu import adoption, emulated_devices, firmware, launch,
 from devalloc_machines.qemu.ends import record_after_end
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, alive, qemu_uuid
-from devalloc_machines.qemu.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed
+from devalloc_machines.qemu.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed, run_state
 from devalloc_machines.qemu.records import (
     MACHINES,
     PAUSED_ON_REQUEST,
@@ -327,7 +327,7 @@ class MachineRegistry:
         try:
             record, _ = self.running(key)
             with self.line(record) as monitor:
-                status = monitor.execute("query-status", deadline=Deadline.after(LOOK_SECONDS))["status"]
+                status = run_state(monitor, Deadline.after(LOOK_SECONDS))
                 return bool(record.state == "running" and status == last.status)
         except NodeError:
             return False
@@ -494,7 +494,7 @@ class MachineRegistry:
         with self.line(record) as monitor:
             due = Deadline.after(LOOK_SECONDS)
             seen = resources.observe_resources(record, self.config, monitor, self.process_of(record), due)
-            status = str(monitor.execute("query-status", deadline=due)["status"])
+            status = run_state(monitor, due)
             return (
                 seen,
                 emulated_devices.plugged_emulated(monitor, due),
@@ -530,7 +530,7 @@ PAUSED = "prelaunch"
 
 def is_paused(monitor: Monitor, deadline: Deadline) -> bool:
     """Whether QEMU waits to let its CPUs run for the first time. Raises NodeError."""
-    return bool(monitor.execute("query-status", deadline=deadline)["status"] == PAUSED)
+    return run_state(monitor, deadline) == PAUSED
 
 
 def wake(monitor: Monitor, record: MachineRecord, deadline: Deadline) -> None:

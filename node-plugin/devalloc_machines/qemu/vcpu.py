@@ -10,7 +10,7 @@ from typing import Any
 from devalloc_machines.qemu.command_line import cpu_id
 from devalloc_machines.qemu.hotplug import request_unplug
 from devalloc_machines.qemu.pci import PERIPHERAL
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number
+from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, has_kvm, qom_list
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 
@@ -60,7 +60,7 @@ def has_lost_vcpu(monitor: Monitor, machine: str, goal: int, before: bool | None
         before = _is_marked(monitor, deadline) or None
     if not (_unpluggable_slots(all_slots) if goal < taken else before and goal > taken):
         return before
-    if monitor.execute("query-kvm", deadline=deadline)["enabled"]:
+    if has_kvm(monitor, deadline):
         return False
     version = monitor.execute("query-version", deadline=deadline)["qemu"]
     has = f"machine {machine} is emulated (no KVM) and has {taken} vCPUs; it cannot have {goal} while it runs"
@@ -82,7 +82,7 @@ def check_secure_boot(monitor: Monitor, machine: str, goal: int, deadline: Deadl
     firmware then waits for the new one in system management mode, which without KVM never comes there, and the guest
     stands still (OVMF 2022.11 on QEMU 7.2)."""
     taken = count(monitor, deadline)
-    if goal != taken and not monitor.execute("query-kvm", deadline=deadline)["enabled"]:
+    if goal != taken and not has_kvm(monitor, deadline):
         raise Denied(
             "CpusEmulated",
             f"machine {machine} has Secure Boot, is emulated (no KVM) and has {taken} vCPUs; it cannot have {goal} "
@@ -99,7 +99,7 @@ def mark_unplugged(monitor: Monitor, deadline: Deadline) -> None:
 
 
 def _is_marked(monitor: Monitor, deadline: Deadline) -> bool:
-    return any(entry["name"] == _MARK for entry in monitor.execute("qom-list", {"path": "/objects"}, deadline=deadline))
+    return any(entry["name"] == _MARK for entry in qom_list(monitor, "/objects", deadline))
 
 
 def scale(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> int:

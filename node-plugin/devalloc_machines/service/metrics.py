@@ -56,14 +56,16 @@ def machine_metrics(machines: Sequence[MachineView], proc: Path = Path("/proc"))
     for each in live:
         info.add_metric([each.key, str(each.pid), ",".join(each.taps)], 1)
     yield info
-    used = [usage(each.pid, proc) if each.pid else None for each in live]
-    milli = [each.observed.cpu_milli for each in live]
+    cpus = [None if each.observed.cpu_milli is None else each.observed.cpu_milli / 1000 for each in live]
     memory_bytes = [each.observed.memory_bytes for each in live]
+    used = [usage(each.pid, proc) if each.pid else None for each in live]
+    cpu_seconds = [None if each is None else each.cpu_seconds for each in used]
+    resident = [None if each is None else each.resident_bytes for each in used]
     for kind, name, what, values in (
-        (GaugeMetricFamily, "allocated_cpus", "CPU limit of the machine, in CPUs.", [m and m / 1000 for m in milli]),
+        (GaugeMetricFamily, "allocated_cpus", "CPU limit of the machine, in CPUs.", cpus),
         (GaugeMetricFamily, "allocated_memory_bytes", "Memory of the machine.", memory_bytes),
-        (CounterMetricFamily, "cpu_seconds", "CPU time that its QEMU has used.", [u and u.cpu_seconds for u in used]),
-        (GaugeMetricFamily, "resident_memory_bytes", "Memory of its QEMU.", [u and u.resident_bytes for u in used]),
+        (CounterMetricFamily, "cpu_seconds", "CPU time that its QEMU has used.", cpu_seconds),
+        (GaugeMetricFamily, "resident_memory_bytes", "Memory of its QEMU.", resident),
     ):
         family = kind(f"devalloc_node_machine_{name}", what, labels=["machine"])
         for each, value in zip(live, values, strict=True):

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from devalloc_machines.qemu.process import NetworkTraffic, traffic
-from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
+from devalloc_machines.qemu.records import UNKNOWN_AMOUNTS, MachineAmounts, MachineView, State
 from devalloc_machines.qemu.spec import EmulatedDevice, Nic
 from devalloc_machines.service.metrics import guest_metrics, machine_metrics
 from devalloc_node.errors import Denied
@@ -54,7 +54,7 @@ def test_how_things_stand_is_read_for_each_scrape() -> None:
     assert sample(metrics, "journal_quarantined") == 1
 
 
-def _running(key: str, pid: int, *taps: str, observed: MachineAmounts = MachineAmounts()) -> MachineView:
+def _running(key: str, pid: int, *taps: str, observed: MachineAmounts = UNKNOWN_AMOUNTS) -> MachineView:
     cards = tuple(EmulatedDevice(tap, Nic(interface=tap)) for tap in taps)
     return MachineView(key, "", State.RUNNING, observed=observed, pid=pid, plain=cards)
 
