@@ -83,7 +83,7 @@ def _key(number: int) -> str:
 async def agent(count: int, runs: int, seconds: float, url: str) -> ProcessFigures:
     """As ``devalloc node`` has it, with reports and counters."""
     before, stop, registry = _memory(), threading.Event(), CollectorRegistry()
-    settings = ScalingSettings(permits=url, unit=UNIT)
+    settings = ScalingSettings(permits=url, compute_unit=UNIT)
     scalers = AgentThread(cast(MachineOperations, InMemoryMachines(count)), settings, registry=registry)
     served = asyncio.create_task(scalers.serve(stop))
     for number in range(count):

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -92,6 +93,17 @@ def parse_interval(text: str) -> float:
     if seconds <= 0:
         raise ValueError("must be more than 0")
     return seconds
+
+
+Network = IPv4Network | IPv6Network
+
+
+def parse_network(text: str) -> Network:
+    """A network by its address and the length of its prefix."""
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"must be a network such as 10.1.0.0/16: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

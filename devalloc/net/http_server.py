@@ -15,7 +15,7 @@ import select
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import cast
 
 from aiohttp import ClientError, web
@@ -23,6 +23,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 
 from devalloc.net.connection_shares import ConnectionShares, source_of
 from devalloc.net.localhost import MISDIRECTED, MISDIRECTED_MESSAGE, is_local_host_header
+from devalloc.settings import Network
 
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.protocol")
@@ -49,7 +50,6 @@ class HttpResponse:
 
 
 RequestHandler = Callable[[web.BaseRequest], Awaitable[HttpResponse]]
-Network = IPv4Network | IPv6Network
 
 
 def is_within(address: str, networks: Sequence[Network]) -> bool:

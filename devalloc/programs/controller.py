@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from devalloc.controller.settings import MigrationLimits
 from devalloc.program import Program, ProgressDisplay
-from devalloc.programs.permit_options import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
 from devalloc.programs.settings import (
     BATCH_DEADLINE,
     CEL_CHECK,
@@ -22,15 +21,18 @@ from devalloc.programs.settings import (
     PLACEMENT,
     host_and_port,
 )
+from devalloc.scaling.permits.arithmetic import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsArithmetic
 from devalloc.settings import (
     EXISTING_FILE,
     FOLDER,
     BadSetting,
+    Network,
     Whole,
     declared,
     given_options,
     group,
     parse_duration,
+    parse_network,
     setting,
 )
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from devalloc.machines.permits.leader_server import PermitListenAddress
     from devalloc.machines.permits.settings import PlainListener
     from devalloc.programs.controller_parts import ClusterSettings
+    from devalloc.scaling.resources import Resources
     from devalloc.store.kubernetes import Client
 
 
@@ -118,8 +121,9 @@ class ControllerOptions:
         env="DEVALLOC_NEON_PERMITS",
         unset="nowhere",
     )
-    neon_agents: tuple[str, ...] = setting(
+    neon_agents: tuple[Network, ...] = setting(
         "Network of agents that may connect to --neon-permits. Repeatable.",
+        type=parse_network,
         default=(),
         metavar="CIDR",
         env="DEVALLOC_NEON_AGENTS",
@@ -130,8 +134,8 @@ class ControllerOptions:
         env=COMPAT.env,
         unset="v0.31",
     )
-    compute_unit: str | None = declared(COMPUTE_UNIT)
-    arithmetic: PermitsOptions = group(PermitsOptions)
+    compute_unit: Resources | None = declared(COMPUTE_UNIT)
+    arithmetic: PermitsArithmetic = group(PermitsArithmetic)
     placement: str = declared(PLACEMENT)
     cel_check: str = declared(CEL_CHECK)
     deadline: float = declared(BATCH_DEADLINE)
@@ -345,18 +349,15 @@ def _listening(text: str | None, address: str | None) -> PermitListenAddress | N
 
 def _permits(options: ControllerOptions) -> PermitListenAddress | None:
     """Where the permit server listens, and how it counts. Raises BadSetting."""
-    from devalloc.programs.scaling_options import compute_unit
-
     at = _listening(options.permits, options.permits_address)
     if at is None:
         of_server = ("--neon-permits", "--neon-agents", "--compat", "--compute-unit", *OF_PERMITS)
         if given := [each for each in given_options(options) if each in of_server]:
             raise BadSetting(given[0], "needs --permits")
         return None
-    unit = None if options.compute_unit is None else compute_unit(options.compute_unit)
     return replace(
         at,
-        arithmetic=permit_arithmetic(options.arithmetic, options.compat, unit),
+        arithmetic=options.arithmetic.checked(options.compat, options.compute_unit),
         plain=_plain(options),
         migration_seconds=options.migrations.timeout,
     )
@@ -365,7 +366,6 @@ def _permits(options: ControllerOptions) -> PermitListenAddress | None:
 def _plain(options: ControllerOptions) -> PlainListener | None:
     """Where Neon's agents ask. Raises BadSetting."""
     from devalloc.machines.permits.settings import PlainListener, UnsafeSettings
-    from devalloc.programs.scaling_options import parse_networks
 
     at = host_and_port(options.neon_permits or "", "--neon-permits", "10.0.0.7:10297")
     if at is None:
@@ -379,7 +379,7 @@ def _plain(options: ControllerOptions) -> PlainListener | None:
             "--neon-permits", "needs --neon-agents: anyone who can connect there gets permits without a token"
         )
     try:
-        return PlainListener(*at, parse_networks("--neon-agents", options.neon_agents))
+        return PlainListener(*at, options.neon_agents)
     except UnsafeSettings as error:
         raise BadSetting("--neon-permits", f"{options.neon_permits}, --neon-agents: {error}") from None
 

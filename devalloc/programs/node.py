@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 from devalloc.program import Control, Loop, Program, ProgressDisplay
 from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.node_options import PluginOptions, check_published, node_settings
-from devalloc.programs.scaling_options import OF_PERMIT_SERVER
 from devalloc.programs.settings import (
     HOST_CAPACITY,
     IN_CLUSTER,
@@ -31,6 +30,7 @@ from devalloc.settings import (
     group,
     setting,
 )
+from devalloc_machines.agent.settings import OF_PERMIT_SERVER
 
 if TYPE_CHECKING:
     from devalloc.controller.host_inventory import DiscoverFunction
@@ -263,7 +263,7 @@ def _settings(options: NodeOptions, store: Path, note: Callable[[str], None]) ->
     kubelet = _kubelet(options) if options.has_slices else None
     settings = node_settings(options.inventory, plugin, options.resync, kubelet, note=note)
     if options.asks_controller and settings.scaling is not None:
-        settings = replace(settings, scaling=replace(settings.scaling, server=None))
+        settings = replace(settings, scaling=replace(settings.scaling, serves=False))
     return replace(settings, set_aside=options.allocator == "devalloc", rolling=bool(options.pod_uid))
 
 

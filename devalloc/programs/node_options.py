@@ -15,10 +15,10 @@ from devalloc.controller.settings import DEFAULT_MIGRATION_LIMITS, MigrationLimi
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, allowable
 from devalloc.inventory.capacity.config import CapacityConfig, parse_bandwidth, parse_size
 from devalloc.programs.inventory_options import InventoryOptions
-from devalloc.programs.scaling_options import ScalingOptions, parse_networks, scaling_settings
 from devalloc.programs.settings import DEFAULT_SOCKET as SOCKET
 from devalloc.programs.settings import is_default_store, node_state_folder
 from devalloc.settings import EXISTING_FILE, FOLDER, BadSetting, OneOf, PathTo, Whole, group, parse_duration, setting
+from devalloc_machines.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied
 
 if TYPE_CHECKING:
@@ -418,7 +418,7 @@ class PluginOptions:
         env="DEVALLOC_ENFORCE_CAPACITY",
     )
     warm: WarmOptions = group(WarmOptions)
-    scaling: ScalingOptions = group(ScalingOptions)
+    scaling: ScalingSettings = group(ScalingSettings)
     access: AccessOptions = group(AccessOptions)
     grace: float = setting(
         "How long a claim must be gone from the store before the plugin takes back its devices.",
@@ -516,6 +516,7 @@ def node_settings(
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
     root, limits = inventory.sysfs_root, options.limits.checked(home.parent)
     setups = door.parent / "warm"
+    scaling = options.scaling.checked(options.metrics, door, note, migrations.timeout)
     warm = warm_settings(options.warm, inventory.node, setups, machines, waiting_users, note)
     return MachineSettings(
         inventory.node,
@@ -529,9 +530,9 @@ def node_settings(
         machines=machines,
         limits=limits,
         capacity=_capacity(options, root, limits),
-        scaling=scaling_settings(options.scaling, options.metrics, door, note, migrations),
+        scaling=scaling if scaling.enabled else None,
         migrations=_migrations(options.machines),
-        runners=parse_networks("--runner-network", options.scaling.runner_networks),
+        runners=scaling.runners,
         shared_storage=tuple(Path(folder) for folder in options.access.shared_storage),
         parts=(warm_part(None if options.dry_run else warm, setups), machines_part, *installed_parts()),
         dry_run=options.dry_run,

@@ -361,6 +361,6 @@ def store_loops(
     not_ours = threading.Event()
     loops = store_machines(store, node, not_ours, endpoint)
     scaling = machines_of(node).settings.scaling
-    if scaling is not None and scaling.server is not None:
+    if scaling is not None and scaling.serves:
         loops.append(store_permits(store, node, not_ours, alone=alone, say=say))
     return loops

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,15 +80,14 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
 
     name, scaling = node.settings.node_name, machines_of(node).settings.scaling
     assert scaling is not None
-    assert scaling.server is not None
-    dump = scaling.server.dump
+    dump = scaling.permits_dump
     settings = Settings(
-        port=scaling.server.requests,
+        port=scaling.permits_port,
         dump_port=dump if isinstance(dump, int) else None,
         token=scaling.token,
         shown_to_all=scaling.has_own_token,
-        migration_seconds=scaling.server.migration_seconds,
-        **vars(replace(scaling.server.arithmetic, unit=scaling.unit)),
+        migration_seconds=scaling.migration_seconds,
+        **vars(scaling.arithmetic),
     )
 
     def ready(at: ServerAddresses) -> None:

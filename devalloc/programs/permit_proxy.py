@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.program import Program, ProgramFailed, ProgressDisplay
-from devalloc.programs.scaling_options import parse_networks
 from devalloc.programs.settings import IN_CLUSTER, KUBECONFIG, host_and_port
-from devalloc.settings import BadSetting, declared, setting
+from devalloc.settings import BadSetting, Network, declared, parse_network, setting
 from devalloc.worker import when_set
 
 if TYPE_CHECKING:
@@ -34,8 +33,9 @@ class PermitProxyOptions:
         default="",
         unset="port 10297 of POD_IP",
     )
-    agents: tuple[str, ...] = setting(
+    agents: tuple[Network, ...] = setting(
         "Network of the agents, which may connect to --listen. Repeatable.",
+        type=parse_network,
         default=(),
         metavar="CIDR",
         env="DEVALLOC_NEON_AGENTS",
@@ -63,7 +63,7 @@ def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], dis
     if at is None:
         raise BadSetting("--listen", "must name the address for agents; in a pod, POD_IP has it")
     try:
-        plain = PlainListener(*at, parse_networks("--agents", options.agents))
+        plain = PlainListener(*at, options.agents)
     except UnsafeSettings as error:
         raise BadSetting("--listen", f"{listen}, --agents: {error}") from None
     proxy = PermitProxy(

@@ -15,8 +15,8 @@ from devalloc.api.problems import Problem, closest_match
 from devalloc.api.quantity import type_name
 from devalloc.scaling.config import ScalingConfig, read_defaults
 from devalloc.scaling.health import HealthLimits
-from devalloc.scaling.messages.permits import PORT
 from devalloc.scaling.peer_json import bytes_from_json, cpu_from_json
+from devalloc.scaling.permits import PORT
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.scaling.state import ScalingTiming
 from devalloc.scaling.versions import ProtocolEra

@@ -69,6 +69,9 @@ class Resources:
         return count if unit * count == self else None
 
 
+NO_RESOURCES = Resources(0, 0)
+NO_OVERCOMMIT = Resources(1000, 1000)
+"""An overcommit of 1: all that is reserved counts."""
 DEFAULT_COMPUTE_UNIT = Resources(250, 2**30)
 """One compute unit, as agents and servers of permits are shipped with."""
 

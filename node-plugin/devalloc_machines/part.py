@@ -14,7 +14,8 @@ from prometheus_client import Metric
 from devalloc.inventory import pci
 from devalloc.inventory.capacity import CapacityConfig, HostCapacity
 from devalloc.inventory.capacity.machines import MachineUsage
-from devalloc_machines.agent.settings import Network, ScalingSettings
+from devalloc.settings import Network
+from devalloc_machines.agent.settings import ScalingSettings
 from devalloc_machines.qemu import lifecycle
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.lifecycle import MachineLifecycle

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Protocol
 
 from devalloc.scaling.peer_json import RequestError, Unreadable
+from devalloc.settings import Network
 from devalloc_machines.agent.agent import WakeableRounds
 from devalloc_machines.agent.channels import RunnerAddress
-from devalloc_machines.agent.settings import Network
 from devalloc_machines.qemu.records import MachineView
 from devalloc_machines.qemu.spec import CPU
 from devalloc_machines.service.operations import MachineOperations

@@ -31,8 +31,7 @@ from devalloc.machines.permits.sources import (
     read_overcommit,
     read_usage,
 )
-from devalloc.scaling.permits.ledger import NO_RESOURCES
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.scaling.vm_info import ANNOTATION_BILLING, OVERCOMMIT, USAGE, VmInfo, from_pod, from_vm
 from devalloc.store import Change, Conflict, NotFound, Object, Store
 from devalloc.store import Key as ObjectKey

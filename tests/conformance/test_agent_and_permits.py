@@ -18,8 +18,7 @@ from devalloc_machines.agent.agent import Agent, ScalingTarget
 from devalloc_machines.agent.channels import Channels
 from devalloc_machines.agent.http_client import new_session
 from devalloc_machines.agent.permit_client import HttpPermits, StaticEndpoint
-from devalloc_machines.agent.scaler import Scaler
-from devalloc_machines.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.scaler import Scaler, ScalerTimeouts
 from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.scaler_fakes import ScalerFakes

@@ -23,7 +23,7 @@ MANY = 3
 """So many modules of ours cost as much."""
 LIGHT = ("up", "node", "vm", "guest_monitor")
 """Verbs whose help loads next to nothing, and should not."""
-LIMIT = 445
+LIMIT = 436
 """How many such imports there are: lower it, never raise it."""
 
 

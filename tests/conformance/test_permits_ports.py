@@ -9,6 +9,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +23,14 @@ from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.programs import node_permits
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_machines.agent.settings import ScalingSettings, ServerPorts
+from devalloc_machines.agent.settings import ScalingSettings
 from devalloc_machines.part import Machines, MachineSettings
 from devalloc_node.binding.binding import BindingConfig
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.ports import free_ports
 from tests.support.waiting import in_threads, until
+
+TOKEN = "0123456789abcdef"
 
 
 def listener() -> socket.socket:
@@ -52,7 +55,7 @@ def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monke
     monkeypatch.setattr(server, "LISTEN_SECONDS", 0.05)
     with listener() as other, closing(SQLiteStore(tmp_path / "store.db")) as store:
         port = other.getsockname()[1]
-        scaling = ScalingSettings(server=ServerPorts(port, None))
+        scaling = ScalingSettings(serves=True, permits_port=port)
         node = node_without_machines(tmp_path, scaling)
         messages: list[str] = []
         not_ours = threading.Event()
@@ -78,7 +81,7 @@ def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monke
 def test_the_server_gets_the_time_limit_of_migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
     monkeypatch.setattr(permits, "PermitServer", lambda services: limits.append(services.settings.migration_seconds))
-    scaling = ScalingSettings(server=ServerPorts(0, None, migration_seconds=7200.0))
+    scaling = ScalingSettings(serves=True, migration_seconds=7200.0)
     node = node_without_machines(tmp_path, scaling)
     with closing(SQLiteStore(tmp_path / "store.db")) as store:
         node_permits.store_permits(store, node, threading.Event(), alone=True, say=pytest.fail)
@@ -105,7 +108,8 @@ def status_of(port: int, method: str) -> int:
 
 def test_people_of_this_host_see_the_ledgers_at_a_socket_and_strangers_get_no_permit(tmp_path: Path) -> None:
     (port,), path = free_ports(1), tmp_path / "node-permits.sock"
-    with given_by_a_node(tmp_path, ScalingSettings(server=ServerPorts(port, path), token="0123456789abcdef")):
+    scaling = ScalingSettings(serves=True, permits_port=port, permits_dump=path, permits_token_file=path, token=TOKEN)
+    with given_by_a_node(tmp_path, scaling):
         until(path.exists, "the ledgers are shown")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         ledgers = json.loads(at_socket(path, "/").partition(b"\r\n\r\n")[2])
@@ -120,8 +124,8 @@ def test_people_of_this_host_see_the_ledgers_at_a_socket_and_strangers_get_no_pe
 def test_the_ledger_port_needs_only_the_admins_own_token(tmp_path: Path, own: bool, status: int) -> None:
     """The admin's own token, which people can send, is wanted there too."""
     port, shown = free_ports(2)
-    token = {"token": "0123456789abcdef", "has_own_token": own}
-    with given_by_a_node(tmp_path, ScalingSettings(server=ServerPorts(port, shown), **token)):  # type: ignore[arg-type]
+    scaling = ScalingSettings(serves=True, permits_port=port, permits_dump=shown, token=TOKEN)
+    with given_by_a_node(tmp_path, scaling if own else replace(scaling, permits_token_file=tmp_path / "token")):
         assert status_of(shown, "GET") == status
         assert status_of(port, "POST") == 401
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, NodeLedger
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 
 BEST = 100
 

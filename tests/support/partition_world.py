@@ -31,8 +31,7 @@ from devalloc_machines.agent.channels import Channels
 from devalloc_machines.agent.guest_monitor_client import MonitorConnection, MonitorStatus
 from devalloc_machines.agent.http_client import HttpMetrics
 from devalloc_machines.agent.permit_client import HttpPermits, StaticEndpoint
-from devalloc_machines.agent.scaler import Scaler
-from devalloc_machines.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.scaler import Scaler, ScalerTimeouts
 from devalloc_machines.guest.monitor import GuestMonitor
 from devalloc_machines.guest.settings import MonitorSettings
 from devalloc_machines.guest.system import GuestSystem

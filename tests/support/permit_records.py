@@ -8,8 +8,7 @@ from unittest.mock import Mock
 from devalloc.machines.permits.decide import ConditionValue, PermitRecord, PermitTransaction
 from devalloc.machines.permits.ledger import PermitLedgers
 from devalloc.machines.permits.sources import MachineSources
-from devalloc.scaling.permits.ledger import NO_RESOURCES
-from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
+from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, NO_RESOURCES, Resources
 from devalloc.store import Change, Object
 from devalloc_neon.machines import NeonMachines
 

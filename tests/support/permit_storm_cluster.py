@@ -16,8 +16,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
-from devalloc.scaling.permits.ledger import NO_RESOURCES
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.store import Object, Store
 from devalloc.store.kubernetes import ApiError, Client, KubernetesStore
 from tests.support import kube_crds, kube_rights

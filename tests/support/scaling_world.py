@@ -22,8 +22,7 @@ from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_machines.agent.channels import Channels
 from devalloc_machines.agent.guest_monitor_client import MonitorStatus
-from devalloc_machines.agent.scaler import Scaler
-from devalloc_machines.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.scaler import Scaler, ScalerTimeouts
 from devalloc_node.errors import Failed, Unknown
 from tests.support.in_process_permits import InProcessPermits
 from tests.support.peer_rules import PeerRules

@@ -18,7 +18,7 @@ from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.render.output import open_display
 from devalloc.cli.target import connect_as_admin, install_namespace_option, kubeconfig_option
 from devalloc.cli.terminal import print_data, print_line, print_note
-from devalloc.programs.scaling_options import parse_networks
+from devalloc.settings import parse_network
 from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
@@ -338,9 +338,11 @@ def _manifests(chosen: Mapping[str, Any], namespace: str, only: tuple[str, ...])
     """Raises BadInput."""
     from devalloc.install.manifests import render_manifests
 
-    if any(
-        network.prefixlen == 0 for network in parse_networks("--neon-agents", chosen.get("neon_agents", "").split())
-    ):
+    try:
+        networks = [parse_network(text) for text in chosen.get("neon_agents", "").split()]
+    except ValueError as error:
+        raise BadInput(f"--neon-agents {error}") from error
+    if any(network.prefixlen == 0 for network in networks):
         raise BadInput("--neon-agents would let everyone in: name the networks of the agents")
     try:
         return render_manifests(_options(chosen, namespace), only)

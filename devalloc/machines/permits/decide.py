@@ -20,7 +20,6 @@ from devalloc.scaling.messages.permits import (
 )
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.ledger import (
-    NO_RESOURCES,
     MachineAccount,
     MachineKey,
     NodeLedger,
@@ -29,7 +28,7 @@ from devalloc.scaling.permits.ledger import (
     is_under_pressure,
     should_migrate,
 )
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.scaling.versions import ProtocolEra
 
 NODE_PRESSURE = "NodePressure"

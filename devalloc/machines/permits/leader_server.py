@@ -26,7 +26,7 @@ from devalloc.machines.permits.server import PermitServer, PermitServices, Serve
 from devalloc.machines.permits.settings import PlainListener, Settings
 from devalloc.machines.permits.sources import MachineSource
 from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
-from devalloc.scaling.permits.arithmetic import DEFAULT_ARITHMETIC, PermitArithmetic
+from devalloc.scaling.permits.arithmetic import DEFAULT_ARITHMETIC, PermitsArithmetic
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint
 from devalloc.store import NotFound, Object, Store, StoreError
 from devalloc.worker import Again, Pace, Why, Worker
@@ -50,7 +50,7 @@ class PermitListenAddress:
     """0: any that is free."""
     address: str
     """Where nodes reach it: an address or a name."""
-    arithmetic: PermitArithmetic = DEFAULT_ARITHMETIC
+    arithmetic: PermitsArithmetic = DEFAULT_ARITHMETIC
     plain: PlainListener | None = None
     """Where agents ask that speak plain HTTP; None: nowhere."""
     migrates: bool = True

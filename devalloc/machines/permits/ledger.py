@@ -14,17 +14,15 @@ from devalloc.api.views import MachineView
 from devalloc.machines.permits.runner_usage import PodOwner, RunnerPlace, RunnerPod, RunnerUsage
 from devalloc.scaling.messages.permits import NO_POD, RequestError
 from devalloc.scaling.permits import ledger
-from devalloc.scaling.permits.arithmetic import PermitArithmetic
+from devalloc.scaling.permits.arithmetic import PermitsArithmetic
 from devalloc.scaling.permits.ledger import (
-    NO_OVERCOMMIT,
-    NO_RESOURCES,
     MachineAccount,
     MachineKey,
     NodeLedger,
     all_to_migrate,
     make_ledger,
 )
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_OVERCOMMIT, NO_RESOURCES, Resources
 from devalloc.scaling.versions import ProtocolEra
 
 Object = dict[str, Any]
@@ -140,7 +138,7 @@ class PermitLedgers:
 
     def __init__(
         self,
-        settings: PermitArithmetic,
+        settings: PermitsArithmetic,
         machines: MachineReader,
         *,
         overhead: OverheadFunction = no_overhead,

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.permits.ledger import MachineKey
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 
 Owner = tuple[str, str]
 """A machine, by its namespace and the uid of its object: another machine of the name is another one."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from devalloc.machines.permits.caller_auth import CallerAuthenticator
-from devalloc.net.http_server import Network
 from devalloc.net.localhost import is_loopback
-from devalloc.scaling.messages.permits import PORT as PORT
-from devalloc.scaling.permits.arithmetic import PermitArithmetic
+from devalloc.scaling.permits import PORT
+from devalloc.scaling.permits.arithmetic import PermitsArithmetic
+from devalloc.settings import Network
 
 DUMP_PORT = 10298
 MIN_TOKEN_LENGTH = 16
@@ -49,7 +49,7 @@ class PlainListener:
 
 
 @dataclass(frozen=True)
-class Settings(PermitArithmetic):
+class Settings(PermitsArithmetic):
     """Durations are in seconds, amounts in thousandths of a CPU and bytes."""
 
     host: str = "127.0.0.1"

@@ -23,8 +23,8 @@ from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.machines.permits.decide import PermitRecord
 from devalloc.machines.permits.ledger import MIGRATING, SHOULD_MIGRATE, SecondReservation, VmCondition, VmState
 from devalloc.machines.permits.runner_usage import PodOwner, RunnerPod
-from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.permits.ledger import MachineKey
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.scaling.vm_info import (
     ANNOTATION_BILLING,
     LABEL_ALWAYS_MIGRATE,

@@ -26,7 +26,6 @@ from devalloc.scaling.peer_json import RequestError as RequestError
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import PLUGIN_VERSIONS, PluginVersion
 
-PORT = 10299
 MAX_BODY = 1024
 """Bytes of a request that are read. A message that does not end within them is refused."""
 MAX_SLOTS = 2**16 - 1

@@ -11,18 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from types import MappingProxyType
 
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_OVERCOMMIT, NO_RESOURCES, Resources
 from devalloc.scaling.versions import ProtocolEra
 
 MachineKey = tuple[str, str]
 """Namespace and name of a machine."""
-
-NO_RESOURCES = Resources(0, 0)
-NO_OVERCOMMIT = Resources(1000, 1000)
-"""An overcommit of 1: all that is reserved counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +137,6 @@ def make_ledger(
     for key, machine in (machines or {}).items():
         node = node.with_machine(key, machine)
     return node
-
-
-def fraction_of(total: Resources, cpu: float, memory: float) -> Resources:
-    """Parts of a total, such as a watermark of 0.9; rounded down, exact for the decimal number that is written."""
-    return Resources(int(total.cpu * Fraction(str(cpu))), int(total.memory * Fraction(str(memory))))
 
 
 def _ledger_share(machine: MachineAccount | None) -> tuple[Resources, Resources, Resources, Resources]:

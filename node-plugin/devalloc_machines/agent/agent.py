@@ -22,8 +22,7 @@ from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_machines.agent.channels import Channels
 from devalloc_machines.agent.progress import ScalerMeter
-from devalloc_machines.agent.scaler import Scaler
-from devalloc_machines.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.scaler import Scaler, ScalerTimeouts
 from devalloc_node.errors import NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, RequestHandler
 from devalloc_node.net.unix_sockets import listening_socket

@@ -27,8 +27,8 @@ from devalloc_machines.agent.guest_monitor_client import MonitorConnection, Moni
 from devalloc_machines.agent.http_client import HttpMetrics, new_session
 from devalloc_machines.agent.metrics import ScalingMetrics
 from devalloc_machines.agent.permit_client import HttpPermits, OwnPermits, PermitEndpoint, StaticEndpoint
-from devalloc_machines.agent.scaler import Scaler
-from devalloc_machines.agent.settings import ScalingSettings, scaler_timeouts
+from devalloc_machines.agent.scaler import Scaler, scaler_timeouts
+from devalloc_machines.agent.settings import ScalingSettings
 from devalloc_machines.service.operations import MachineOperations
 from devalloc_node.errors import Denied
 from devalloc_node.host import linux
@@ -63,7 +63,7 @@ class ChannelFactory:
         namespace, _, name = scaled.key.partition("/")
         # Without a runner pod it is the machine's name: another devalloc knows it by that.
         pod = PodName(namespace, (settings.asks_pods and scaled.runner_pod) or name)
-        endpoint = self.endpoint or StaticEndpoint(settings.permits, settings.token)
+        endpoint = self.endpoint or StaticEndpoint(settings.url, settings.token)
         permits: PermitChannel = OwnPermits(scaled.bounds)
         if scaled.uid:
             permits = HttpPermits(self.permits, endpoint, pod, settings.unit, self.may_ask)

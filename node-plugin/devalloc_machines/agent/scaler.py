@@ -10,24 +10,57 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from devalloc.scaling import state as now_known
 from devalloc.scaling.actions import PluginRequest, ResourceChange, next_actions
+from devalloc.scaling.agent_config import AgentConfig
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.health import HealthLimits, ScalingReport, StuckReason
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import PermitError, ScalingRules, ScalingState
 from devalloc_machines.agent.channels import ChangeRefused, Channels
 from devalloc_machines.agent.progress import GuestLag, Metrics, NoMeter, ScalerMeter, ScalerProgress
 from devalloc_machines.agent.report import amounts_text, scaling_report, state_dump
-from devalloc_machines.agent.settings import ScalerTimeouts
 from devalloc_node.errors import NodeError, Unknown
 
 _Result = TypeVar("_Result")
 JITTER = 100
 """Milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerTimeouts:
+    """All in milliseconds."""
+
+    plugin_timeout: int = 2_000
+    metrics_interval: int = 5_000
+    metrics_timeout: int = 2_000
+    lfc_interval: int = 15_000
+    lfc_timeout: int = 5_000
+    look_interval: int = 30_000
+    """The machine is looked at this often even if nothing changed it,"""
+    look_retry: int = 2_000
+    """and again after this when it could not be."""
+    look_timeout: int = 10_000
+    patience: int = 300_000
+    """How long a guest may keep more than the machine's maximum by not agreeing to less."""
+    guest_patience: int = 60_000
+    """How long a guest may take to bring online what its machine has before it is reported as behind."""
+    stuck: HealthLimits = field(default_factory=HealthLimits)
+
+
+def scaler_timeouts(config: AgentConfig) -> ScalerTimeouts:
+    """Take what of an agent's configuration is for each of its scalers."""
+    return ScalerTimeouts(
+        plugin_timeout=config.plugin_timeout,
+        metrics_interval=config.system_interval,
+        metrics_timeout=config.system_timeout,
+        lfc_interval=config.lfc_interval,
+        lfc_timeout=config.lfc_timeout,
+        stuck=config.limits,
+    )
 
 
 class Scaler:

@@ -13,7 +13,8 @@ from websockets.server import ServerProtocol
 
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.versions import MONITOR_VERSIONS
-from devalloc_machines.guest.settings import Network, is_allowed
+from devalloc.settings import Network
+from devalloc_machines.guest.settings import is_allowed
 from devalloc_node.net.websocket import LIBRARY_LOGGER, WebSocket, WebSocketLimits
 
 Handle = Callable[[wire.ToMonitor], Awaitable[wire.ToAgent | None]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 
-from devalloc.settings import build, setting, settings_of
+from devalloc.settings import Network, build, setting, settings_of
 from devalloc_machines.guest.memory import CACHES, POLICIES
 
 ENVIRONMENT = "DEVALLOC_GUEST_MONITOR_"
@@ -20,7 +20,6 @@ ABOUT = (
 )
 
 Address = tuple[str, int]
-Network = IPv4Network | IPv6Network
 
 
 def _address(text: str) -> Address:

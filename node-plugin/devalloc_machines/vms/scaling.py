@@ -21,10 +21,11 @@ from devalloc.scaling.config import (
 )
 from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import Resources, ScalingBounds
+from devalloc.settings import Network
 from devalloc.store import Object
 from devalloc_machines.agent.actuator import memory_rounded_down
 from devalloc_machines.agent.channels import RunnerAddress, ScaledMachine
-from devalloc_machines.agent.settings import Network, ScalingSettings
+from devalloc_machines.agent.settings import ScalingSettings
 from devalloc_machines.qemu.records import MachineAmounts, MachineView
 from devalloc_machines.qemu.spec import MachineSpec, Nic, RateLimits, spec_of, whole_cpus
 from devalloc_machines.service.operations import MachineOperations

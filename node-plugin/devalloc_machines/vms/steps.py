@@ -669,7 +669,7 @@ class MachineReconciler:
             status.pop("permitted", None)  # the server of permits writes that
             who = self._scaling.settings
             if who.asks_pods and report.permitted is not None and machine is not None:  # another program's does not
-                status["permitted"] = objects.permit_by(who.permits, amounts_of(report.permitted), machine.id)
+                status["permitted"] = objects.permit_by(who.url, amounts_of(report.permitted), machine.id)
         is_lost = machine is None and self._operations.machines.lost(key) is not None
         pid = foreign_pid(obj, vm, self._operations.node_name, self._operations.machines.get(key))
         if is_foreign := pid is not None:  # also one that is lost: whatever an older record of it says, it runs

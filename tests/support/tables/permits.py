@@ -12,7 +12,6 @@ from fractions import Fraction
 from typing import Any
 
 from devalloc.scaling.permits.ledger import (
-    NO_RESOURCES,
     MachineAccount,
     MachineKey,
     NodeLedger,
@@ -25,7 +24,7 @@ from devalloc.scaling.permits.ledger import (
     next_to_migrate,
     should_migrate,
 )
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import Curve, score
 from tests.support.tables.path_words import PathWords

@@ -15,7 +15,7 @@ from devalloc.cli.verbs.controller import controller
 from devalloc.cli.verbs.permit_proxy import permit_proxy
 from devalloc.machines.permits.settings import PlainListener
 from devalloc.programs.controller import ControllerOptions, _certificate_problem, _permits
-from devalloc.scaling.permits.arithmetic import PermitArithmetic
+from devalloc.scaling.permits.arithmetic import PermitsArithmetic
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.settings import build
@@ -69,13 +69,16 @@ def test_outside_a_pod_there_is_no_service_account() -> None:
         (["--permits=127.0.0.1:0", "--neon", "--neon-permits=0.0.0.0:1", DOOR[1]], "one address to listen at"),
         (["--permits=127.0.0.1:0", "--neon", "--neon-permits=10297", DOOR[1]], "must be HOST:PORT"),
         (["--permits=127.0.0.1:0", "--neon", DOOR[0], "--neon-agents=0.0.0.0/0"], "contains every address"),
-        (["--permits=127.0.0.1:0", "--neon", DOOR[0], "--neon-agents=10.0.0.7/8"], "--neon-agents must be a network"),
+        (
+            ["--permits=127.0.0.1:0", "--neon", DOOR[0], "--neon-agents=10.0.0.7/8"],
+            "'--neon-agents': must be a network",
+        ),
         (["--permits=127.0.0.1:0", "--permits-overcommit=2,2"], "--permits-overcommit needs --compat newest"),
         (["--permits=127.0.0.1:0", "--compat=newest", "--permits-overcommit=2,0"], "must be two numbers from 0.001"),
         (["--permits=127.0.0.1:0", "--permits-watermark=1.5,1"], "must be two numbers above 0 and at most 1"),
-        (["--permits=127.0.0.1:0", "--permits-system=1"], "--permits-system must be CPU and memory"),
-        (["--permits=127.0.0.1:0", "--memory-slot-size=3"], "--memory-slot-size must be a multiple of 2Mi"),
-        (["--permits=127.0.0.1:0", "--compute-unit=250m"], "--compute-unit must be CPU and memory"),
+        (["--permits=127.0.0.1:0", "--permits-system=1"], "'--permits-system': must be CPU and memory"),
+        (["--permits=127.0.0.1:0", "--memory-slot-size=3"], "'--memory-slot-size': must be a multiple of 2Mi"),
+        (["--permits=127.0.0.1:0", "--compute-unit=250m"], "'--compute-unit': must be CPU and memory"),
         (["--permits-watermark=0.5,0.5"], "--permits-watermark needs --permits"),
         (["--lease", "500ms"], "--lease must be at least 1s"),
         (["--lease", "soon"], "invalid duration"),
@@ -111,11 +114,10 @@ def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> 
     at = _permits(options)
     assert at is not None
     assert at.migration_seconds == 3 * 3600.0
-    assert at.arithmetic == PermitArithmetic(
+    assert at.arithmetic == PermitsArithmetic(
         era=ProtocolEra.NEWEST,
         unit=Resources(1000, 2 << 30),
-        cpu_watermark=0.8,
-        memory_watermark=0.7,
+        watermark=(0.8, 0.7),
         system=Resources(500, 1 << 30),
         overcommit=Resources(2000, 1500),
         memory_slot=512 << 20,

@@ -22,7 +22,6 @@ from devalloc.programs.node_parts import _has_address, make_host
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.settings import BadSetting
-from devalloc_machines.agent.settings import ServerPorts
 from devalloc_machines.part import MachineSettings
 from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.vms.migrations import MigrationSettings
@@ -47,14 +46,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--scaling", "--compute-unit", "1,1Ki"], "memory in multiples of 2Mi"),
         (["--scaling", "--compat", "v0.30"], "is not one of 'v0.31', 'newest'"),
         (["--scaling", "--guest-network", "10.0.0.1/8"], "must be a network such as 10.1.0.0/16"),
-        (["--runner-network", "10.0.0.1/8"], "--runner-network must be a network such as 10.1.0.0/16"),
+        (["--runner-network", "10.0.0.1/8"], "'--runner-network': must be a network such as 10.1.0.0/16"),
         (["--scaling", "--dump-port", "65536"], "65535"),
         (["--scaling", "--permits", "somewhere"], "must be a URL such as http://127.0.0.1:10299/"),
         (["--scaling", "--permits", "http://127.0.0.1:99999/"], "must be a URL such as"),
         (["--scaling", "--permits", "http://me:word@127.0.0.1/"], "without user, query and fragment"),
         (["--scaling", "--permits", "http://127.0.0.1/?x=1"], "without user, query and fragment"),
         (["--scaling", "--permits-token-file", "/dev/null"], "one line of 16 to 2048 printable ASCII characters"),
-        (["--permits", "http://127.0.0.1:1/", "--compute-unit", "1"], "--permits and --compute-unit need --scaling"),
+        (
+            ["--permits", "http://127.0.0.1:1/", "--compute-unit", "1,1Gi"],
+            "--permits and --compute-unit need --scaling",
+        ),
         (["--guest-network", "10.0.0.0/8"], "--guest-network needs --scaling"),
         (["--dump-port", "10300"], "--dump-port needs --scaling"),
         (["--scaling", "--dump-port", "10299"], "--dump-port and --permits-port both use port 10299"),
@@ -211,23 +213,23 @@ def test_the_endpoint_of_permits_can_be_chosen(folder: Path, monkeypatch: pytest
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     sockets = Path("/run/devalloc") if uid == 0 else folder / ".local/state/devalloc/node"
 
-    def permit_endpoint(*words: str) -> tuple[str, ServerPorts | None]:
+    def permit_endpoint(*words: str) -> tuple[str, bool, object]:
         scaling = settings_of(folder, "--scaling", *words).scaling
         assert scaling is not None
-        return scaling.permits, scaling.server
+        return scaling.url, scaling.serves, scaling.permits_dump
 
-    assert permit_endpoint() == ("http://127.0.0.1:10299/", ServerPorts(10299, sockets / "node-permits.sock"))
+    assert permit_endpoint() == ("http://127.0.0.1:10299/", True, sockets / "node-permits.sock")
     chosen = permit_endpoint("--permits-port", "20299", "--permits-dump-port", "0")
-    assert chosen == ("http://127.0.0.1:20299/", ServerPorts(20299, None))
-    assert permit_endpoint("--permits", "http://10.0.0.1:5/", "--dump-port", "10299") == ("http://10.0.0.1:5/", None)
+    assert chosen == ("http://127.0.0.1:20299/", True, None)
+    of_another = permit_endpoint("--permits", "http://10.0.0.1:5/", "--dump-port", "10299")
+    assert of_another[:2] == ("http://10.0.0.1:5/", False)
 
 
 def test_what_is_shown_to_people_is_at_sockets_of_this_user_unless_a_port_is_asked_for(folder: Path) -> None:
     def shown(*words: str) -> tuple[object, object]:
         scaling = settings_of(folder, "--scaling", "--socket", f"{folder}/mine.sock", *words).scaling
         assert scaling is not None
-        assert scaling.server is not None
-        return scaling.dump, scaling.server.dump
+        return scaling.dump, scaling.permits_dump
 
     assert shown() == (folder / "mine-agent.sock", folder / "mine-permits.sock")
     assert shown("--dump-port", "10300", "--permits-dump-port", "10298") == (10300, 10298)
@@ -320,7 +322,7 @@ def test_other_releases_are_followed_when_asked_for(folder: Path) -> None:
     assert plain is not None
     assert old is not None
     assert (plain.compat, plain.era, plain.timing.plugin_tick) == (None, ProtocolEra.NEWEST, 15_000)
-    assert (old.compat, old.era, old.timing.plugin_tick) == (ProtocolEra.V0_31, ProtocolEra.V0_31, 5_000)
+    assert (old.compat, old.era, old.timing.plugin_tick) == ("v0.31", ProtocolEra.V0_31, 5_000)
 
 
 OF_V0_31 = {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5, "enableLFCMetrics": False}

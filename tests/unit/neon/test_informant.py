@@ -21,8 +21,7 @@ from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc.scaling.versions import VersionRange
 from devalloc_machines.agent.channels import Channels
-from devalloc_machines.agent.scaler import Scaler
-from devalloc_machines.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.scaler import Scaler, ScalerTimeouts
 from devalloc_machines.guest.monitor import GuestMonitor
 from devalloc_machines.guest.settings import settings_from
 from devalloc_neon.informant import Informant

@@ -22,8 +22,7 @@ from devalloc.machines.permits.metrics import PermitMetrics
 from devalloc.machines.permits.settings import Settings
 from devalloc.machines.permits.sources import MachineSources
 from devalloc.machines.permits.writer import OutcomeUnknown, PermitWriter, StoreChanges
-from devalloc.scaling.permits.ledger import NO_RESOURCES
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.store import Change, CommitOutcomes
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
 from devalloc_machines.agent.http_client import new_session

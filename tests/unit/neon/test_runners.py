@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
+from devalloc.settings import Network
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.agent.channels import RunnerAddress
-from devalloc_machines.agent.settings import Network
 from devalloc_machines.vms import MachineControls
 from devalloc_neon.cpu_time_server import MachineCpuShare, RunnerServers
 from devalloc_node.deadline import Deadline

@@ -12,7 +12,6 @@ from aiohttp import ClientSession, web
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
-from devalloc.scaling.versions import ProtocolEra
 from devalloc_machines.agent.actuator import MachineExecutors
 from devalloc_machines.agent.agent_thread import ChannelFactory
 from devalloc_machines.agent.channels import Channels, ScaledMachine
@@ -81,7 +80,7 @@ def test_guests_of_an_older_release_are_asked_for_the_gauges_that_they_have() ->
     async def scenario() -> None:
         async with answering(gauges) as port, new_session() as session:
             guest = scaled(metrics_port=port)
-            old = made_for(guest, session, ScalingSettings(compat=ProtocolEra.V0_31))
+            old = made_for(guest, session, ScalingSettings(compat="v0.31"))
             assert (await old.metrics.system()).load1 == 0.3
             with pytest.raises(Failed, match="host_load5 is missing; host_memory_cached_bytes is missing"):
                 await made_for(guest, session).metrics.system()

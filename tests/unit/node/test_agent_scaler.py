@@ -18,8 +18,7 @@ from devalloc.scaling.state import ScalingRules
 from devalloc_machines.agent.agent import Agent, ScalingTarget
 from devalloc_machines.agent.channels import ChangeRefused
 from devalloc_machines.agent.progress import NoMeter
-from devalloc_machines.agent.scaler import Scaler
-from devalloc_machines.agent.settings import ScalerTimeouts
+from devalloc_machines.agent.scaler import Scaler, ScalerTimeouts
 from devalloc_node.errors import Denied, Failed
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT

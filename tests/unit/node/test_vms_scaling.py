@@ -251,7 +251,7 @@ SERVER = "http://10.0.0.3:10299/"
 
 def asks_another_program(world: World) -> None:
     """Permits are another program's from now on."""
-    world.scalers.settings = replace(world.scalers.settings, permits=SERVER, asks_pods=True)
+    world.scalers.settings = replace(world.scalers.settings, permits=SERVER)
 
 
 def test_what_another_programs_server_permits_is_written_by_the_agents_node(world: World) -> None:

@@ -25,8 +25,7 @@ from devalloc.machines.permits.writer import PermitWriter
 from devalloc.programs.controller_parts import ObjectClient
 from devalloc.scaling.messages.permits import PermitRequest, PodName, decode_request
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
-from devalloc.scaling.permits.ledger import NO_RESOURCES
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.store import StoreError
 from devalloc.store.fencing import fence_objects
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer

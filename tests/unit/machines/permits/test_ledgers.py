@@ -16,8 +16,8 @@ from devalloc.machines.permits.ledger import Host, PermitLedgers, machines_to_mi
 from devalloc.machines.permits.server import dump_ledgers
 from devalloc.machines.permits.settings import Settings
 from devalloc.scaling.messages.permits import RequestError, decode_request
-from devalloc.scaling.permits.ledger import NO_RESOURCES, next_to_migrate
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.permits.ledger import next_to_migrate
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Object
 from tests.support.examples import examples
@@ -277,7 +277,7 @@ def replace_version(obj: Object, version: str) -> Object:
 
 def test_marks_of_settings_count() -> None:
     world = World()
-    world.book.settings = replace(world.settings, cpu_watermark=0.5)
+    world.book.settings = replace(world.settings, watermark=(0.5, 0.9))
     world.book.limit(world.hosts)
     assert world.book.nodes["node-a"].watermark == Resources(5000, 18 * GIB)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from devalloc.machines.permits import Settings
 from devalloc.machines.permits.ledger import Host, PermitLedgers
-from devalloc.scaling.permits.ledger import NO_RESOURCES
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.store.kubernetes.reflector import clean_object
 from devalloc_neon.machines import read_runner_pod
 from devalloc_neon.runner_pods import RUNNER_PODS

@@ -30,8 +30,8 @@ def test_what_makes_no_sense_is_refused() -> None:
         Settings(token="short")
     with pytest.raises(ValueError, match="compute unit"):
         Settings(unit=Resources(0, 1))
-    with pytest.raises(ValueError, match="cpu_watermark"):
-        Settings(cpu_watermark=1.1)
+    with pytest.raises(ValueError, match="watermark"):
+        Settings(watermark=(1.1, 0.9))
 
 
 def test_limits() -> None:
@@ -39,4 +39,4 @@ def test_limits() -> None:
     assert Settings().limits(limit) == (limit, Resources(9000, 900))
     for era in ProtocolEra:
         assert Settings(era=era, system=system).limits(limit) == (Resources(9500, 900), Resources(8550, 810))
-    assert Settings(cpu_watermark=0.5).limits(limit)[1] == Resources(5000, 900)
+    assert Settings(watermark=(0.5, 0.9)).limits(limit)[1] == Resources(5000, 900)

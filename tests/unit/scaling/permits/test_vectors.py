@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from devalloc.scaling.permits.arithmetic import PermitsArithmetic
 from devalloc.scaling.permits.ledger import (
     NO_RESOURCES,
     MachineAccount,
@@ -16,7 +17,6 @@ from devalloc.scaling.permits.ledger import (
     assume_unrecorded,
     begin_migration,
     credible_permit,
-    fraction_of,
     is_under_pressure,
     make_ledger,
 )
@@ -122,7 +122,7 @@ def test_scores() -> None:
 
 
 def test_marks_are_exact() -> None:
-    assert fraction_of(Resources(1001, 10), 0.9, 0.7) == Resources(900, 7)
+    assert PermitsArithmetic(watermark=(0.9, 0.7)).limits(Resources(1001, 10))[1] == Resources(900, 7)
 
 
 def test_a_migrating_machine_counts_without_its_buffer_and_with_its_use() -> None:
