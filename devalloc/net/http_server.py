@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import resource
 import select
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
@@ -36,6 +38,8 @@ CLOSE_SECONDS = 1.0
 MAX_LINE = 4096
 MAX_HEADER = 4096
 """Bytes of one header's value. How many there can be is aiohttp's own bound."""
+CLIENT_SECONDS = 60.0
+"""The log has at most one line in this time about clients of one kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,3 +378,23 @@ def server_tls(certificate: str, key: str, clients: str | None = None) -> ssl.SS
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(clients)
     return context
+
+
+class ClientLog:
+    """Warns of clients that learn nothing themselves of what is wrong; at most one line in ``CLIENT_SECONDS``."""
+
+    def __init__(self, message: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """``message``: with places for the address and for how many there were that have no line."""
+        self._message = message
+        self._clock = clock
+        self._next = -math.inf
+        self._skipped = 0
+
+    def note(self, address: str) -> None:
+        """A client came."""
+        if (now := self._clock()) < self._next:
+            self._skipped += 1
+            return
+        more = f" ({self._skipped} more since the last such line)" if self._skipped else ""
+        self._next, self._skipped = now + CLIENT_SECONDS, 0
+        log.warning(self._message, address or "a client", more)

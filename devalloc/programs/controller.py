@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
     from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
     from devalloc.machines.permits.leader_server import PermitListenAddress
-    from devalloc.machines.permits.settings import PlainListener
     from devalloc.programs.controller_parts import ClusterSettings
     from devalloc.scaling.resources import Resources
     from devalloc.store.kubernetes import Client
+    from devalloc_neon.plain_port import PlainListener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +365,8 @@ def _permits(options: ControllerOptions) -> PermitListenAddress | None:
 
 def _plain(options: ControllerOptions) -> PlainListener | None:
     """Where Neon's agents ask. Raises BadSetting."""
-    from devalloc.machines.permits.settings import PlainListener, UnsafeSettings
+    from devalloc.machines.permits.settings import UnsafeSettings
+    from devalloc_neon.plain_port import PlainListener
 
     at = host_and_port(options.neon_permits or "", "--neon-permits", "10.0.0.7:10297")
     if at is None:

@@ -12,8 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from aiohttp import web
 
@@ -36,8 +37,11 @@ from devalloc.controller.reconcile.resource_claims.allocator import ResourceClai
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.controller.reconcile.vm_scheduling import MIGRATION_KIND
 from devalloc.machines.migration_cleanup import MigrationCleanup
+from devalloc.machines.permits.hosts import published
 from devalloc.machines.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.machines.permits.leadership import ProcessLeadership
+from devalloc.machines.permits.server import PermitServices
+from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.machines.replica_sets import KIND as REPLICA_SET_KIND
 from devalloc.machines.replica_sets import ReplicaSets
 from devalloc.machines.unserved_machines import UnservedMachines
@@ -57,7 +61,9 @@ from devalloc.usage.overview.cache import OverviewCache
 from devalloc.usage.overview.fleet_monitor import FleetMonitor
 from devalloc.usage.overview.metrics import FleetCollector
 from devalloc.worker import when_set
+from devalloc_neon.billing import billing
 from devalloc_neon.machines import NEON_MACHINES, NeonMachines
+from devalloc_neon.plain_port import PLAIN_HTTP
 from devalloc_neon.runner_pods import POD, RUNNER_PODS, RunnerPods
 
 log = logging.getLogger(__name__)
@@ -316,15 +322,20 @@ class ClusterProcess:
         if self._settings.permits is not None:
             stamp = f"{self.lease.transitions} {self.lease.holder}"
             # Of the allocator's store: what either of them writes the other one's fence knows.
-            self._permits = LeaderPermitServer(
-                self.store,
-                ProcessLeadership(self.lease.holder, lambda: self.lease.is_valid, self.lease.seconds),
-                self._client.create,
-                ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
-                self._settings.namespace,
-                replace(self._settings.permits, migrates=error is None),
+            namespace = self._settings.namespace
+            config_maps = ObjectClient(self._client, namespace, lambda: self.lease.is_valid)
+            services = PermitServices(
+                store=self.store,
+                hosts=published(self.store),
+                migrator=StoreMigrator(self.store) if error is None else None,
+                movable=partial(MovableMachines, self.store),
+                leadership=ProcessLeadership(self.lease.holder, lambda: self.lease.is_valid, self.lease.seconds),
                 sources=[NeonMachines(self.store, stamp, (self._pod_store, POD))] if self._settings.neon else [],
-                on_serving=self._on_permits,
+                accounts=billing(config_maps, namespace),
+                plain_http=PLAIN_HTTP,
+            )
+            self._permits = LeaderPermitServer(
+                services, self._settings.permits, self._client.create, config_maps, namespace, self._on_permits
             )
             loops["permits"] = self._permits.run
         if self._settings.fencing is not None:

@@ -66,11 +66,12 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
     ``not_ours`` is set meanwhile.
     """
     from devalloc.machines.permits import PermitServer, PermitServices, Settings
+    from devalloc.machines.permits.doors import ServerAddresses
     from devalloc.machines.permits.hosts import HostSource
     from devalloc.machines.permits.leadership import new_holder, permits_lease
-    from devalloc.machines.permits.server import ServerAddresses
     from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
     from devalloc_machines.part import machines_of
+    from devalloc_neon.billing import billing
 
     still = frozen_hosts(node)
 
@@ -117,6 +118,7 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
             node=name,
             migrator=StoreMigrator(store),
             movable=partial(MovableMachines, store),
+            accounts=billing(store),
             ready=ready,
             unheard=unheard,
             waiting=waiting,

@@ -51,9 +51,10 @@ def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], dis
     """Forward requests of agents that speak plain HTTP to the permit server of the controller that leads. Raises
     BadSetting. The program ends with ProgramFailed if it cannot listen."""
     from devalloc.machines.permits.leader_server import in_url
-    from devalloc.machines.permits.settings import PlainListener, UnsafeSettings
+    from devalloc.machines.permits.settings import UnsafeSettings
     from devalloc.programs.permit_endpoint import published_endpoint
     from devalloc_neon.permit_proxy import PermitProxy
+    from devalloc_neon.plain_port import PlainListener
 
     if not options.agents:
         raise BadSetting("--agents", "must name the networks of the agents: anyone who can connect gets permits")

@@ -33,7 +33,17 @@ from devalloc.store.errors import (
     Unusable,
     WriteRejected,
 )
-from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, EventType, Fence, Listing, Store
+from devalloc.store.protocol import (
+    Change,
+    CommitOutcomes,
+    CommitResult,
+    Event,
+    EventType,
+    Fence,
+    Listing,
+    ObjectStore,
+    Store,
+)
 
 __all__ = [
     "OBJECT_FAILURES",
@@ -57,6 +67,7 @@ __all__ = [
     "NotFound",
     "NotLeader",
     "Object",
+    "ObjectStore",
     "SkippedForSpace",
     "Store",
     "StoreError",

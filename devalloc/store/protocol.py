@@ -144,11 +144,24 @@ class Fence:
     them. Writes of any other kind with an unknown outcome are settled first."""
 
 
-class Store(Protocol):
-    """Storage of objects. Thread-safe. Errors: ``devalloc.store.errors``."""
+class ObjectStore(Protocol):
+    """The part of a ``Store`` that reads and writes single objects."""
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
         """The object. Raises NotFound."""
+
+    def create(self, obj: Object) -> Object:
+        """Store a new object, without its status; returns it as stored. Raises AlreadyExists."""
+
+    def replace(self, obj: Object) -> Object:
+        """Write all but status; returns the object as stored. Raises NotFound, Conflict.
+
+        Removing the last finalizer of an object that is being deleted deletes it.
+        """
+
+
+class Store(ObjectStore, Protocol):
+    """Storage of objects. Thread-safe. Errors: ``devalloc.store.errors``."""
 
     def list(self, kinds: str | Iterable[str] | None = None, namespace: str | None = None) -> Listing:
         """A consistent list of all objects of one kind, several or (None) all, in one namespace or (None) all."""
@@ -169,15 +182,6 @@ class Store(Protocol):
         It reports every deletion, but may report quick changes of one object as one, with its last state: ADDED and
         MODIFIED both mean "this is its current state", DELETED means "it does not exist", even if it is new to you.
         Iterating raises Expired if the store no longer knows all deletions since then: list, and watch from there.
-        """
-
-    def create(self, obj: Object) -> Object:
-        """Store a new object, without its status; returns it as stored. Raises AlreadyExists."""
-
-    def replace(self, obj: Object) -> Object:
-        """Write all but status; returns the object as stored. Raises NotFound, Conflict.
-
-        Removing the last finalizer of an object that is being deleted deletes it.
         """
 
     def replace_status(self, obj: Object) -> Object:

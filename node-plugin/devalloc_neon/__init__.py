@@ -1,7 +1,8 @@
 """What only Neon's programs speak, of which nothing but programs knows.
 
 - ``machines``: NeonVM's machines as a source of the permit server; ``runner_pods``: which pods run machines
-- ``permit_proxy``: the proxy of the permit server for agents that have no token
+- ``billing``: what is counted for billing ids
+- ``plain_port``, ``permit_proxy``: the port of the permit server, and its proxy, for agents that have no token
 - ``informant_client``, ``informant``: the informant protocol, the agent's side and the guest's
 - ``cpu_time_server``: the CPU time of machines for controllers, by the runner protocol
 

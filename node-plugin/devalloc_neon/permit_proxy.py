@@ -18,12 +18,11 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from devalloc.machines.permits.server import NOT_ADMITTED, ClientLog
-from devalloc.machines.permits.settings import PlainListener
-from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, is_disconnected, read_body
+from devalloc.net.http_server import ClientLog, HttpResponse, HttpServer, ServerLimits, is_disconnected, read_body
 from devalloc.scaling.messages.permits import MAX_BODY
 from devalloc.scaling.permits.endpoint import PublishedEndpoint
 from devalloc.worker import until_set
+from devalloc_neon.plain_port import PlainListener
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class PermitProxy:
         self._until = 0.0
 
     async def _run(self) -> None:
-        strangers = ClientLog(NOT_ADMITTED)
+        strangers = ClientLog(self._listen.stranger)
         connector = aiohttp.TCPConnector(limit=0, use_dns_cache=False)
         async with aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False

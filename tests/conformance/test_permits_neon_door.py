@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from devalloc.controller.certificate import self_signed_with_pem
-from devalloc.machines.permits import Settings, server
-from devalloc.machines.permits.settings import PlainListener, UnsafeSettings
-from devalloc.net.http_server import is_within
+from devalloc.machines.permits import Settings, doors
+from devalloc.machines.permits.settings import UnsafeSettings
+from devalloc.net.http_server import ClientLog, is_within
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_neon.plain_port import PLAIN_HTTP, PlainListener
 from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import GIB, Client, PermitBench, machine, node_of, permit_of, running, serving
 from tests.support.permit_bench import write_status_part as write_status
@@ -115,7 +116,7 @@ def test_an_ipv4_address_is_the_same_however_it_is_spelled() -> None:
 def test_a_port_in_use_keeps_no_node_from_its_permits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "DUMP_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(doors, "DUMP_RETRY_SECONDS", 0.05)
     with closing(SQLiteStore(tmp_path / "store.db")) as store:
         running(store, machine("web"), None)
         write_status(store, "web", runnerPod="web-x7k2p")
@@ -143,7 +144,9 @@ def test_plain_http_at_the_tls_port_is_logged_and_not_with_each_attempt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     context, _ = self_signed_with_pem(["127.0.0.1"])
-    with serving(tmp_path / "store.db", TEN, Settings(port=0, dump_port=None, tls=context)) as bench:
+    with serving(
+        tmp_path / "store.db", TEN, Settings(port=0, dump_port=None, tls=context), plain_http=PLAIN_HTTP
+    ) as bench:
         for _ in range(3):
             with closing(bench.client()) as agent, pytest.raises(CUT):
                 agent.ask("web-x7k2p", 2, "2Gi")
@@ -156,7 +159,7 @@ def test_plain_http_at_the_tls_port_is_logged_and_not_with_each_attempt(
 
 def test_the_next_line_counts_those_that_were_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     times = iter((0.0, 1.0, 59.0, 60.0, 61.0))
-    notices = server.ClientLog(server.PLAIN_HTTP, lambda: next(times))
+    notices = ClientLog(PLAIN_HTTP, lambda: next(times))
     for _ in range(5):
         notices.note("10.0.0.9")
     lines = [record.getMessage() for record in caplog.records]

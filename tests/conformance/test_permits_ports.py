@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from devalloc.machines import permits
-from devalloc.machines.permits import Settings, server
+from devalloc.machines.permits import Settings, doors, server
 from devalloc.machines.permits.hosts import HostSource
 from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.programs import node_permits
@@ -155,7 +155,7 @@ def test_a_server_that_cannot_listen_leaves_its_lease_to_others(tmp_path: Path) 
 def test_permits_are_given_while_the_ledgers_cannot_be_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "DUMP_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(doors, "DUMP_RETRY_SECONDS", 0.05)
     path = tmp_path / "store.db"
     with closing(SQLiteStore(path)) as store:
         running(store, machine("a"), None)

@@ -19,12 +19,12 @@ import pytest
 from websockets.sync.client import connect
 
 from devalloc.machines.permits import Settings
-from devalloc.machines.permits.settings import PlainListener
 from devalloc.scaling.messages import monitor
 from devalloc.scaling.messages.permits import RequestError, decode_reply, decode_request, encode_reply, encode_request
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.scaling.versions import PluginVersion
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_neon.plain_port import PlainListener
 from tests.conformance.test_guest_monitor_process import started
 from tests.support.fake_guest_tree import MIB, GuestTree
 from tests.support.fake_tree import memory_folder

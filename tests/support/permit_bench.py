@@ -13,13 +13,15 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.machines.permits import Host, Hosts, PermitServer, Settings
+from devalloc.machines.permits.doors import ServerAddresses
 from devalloc.machines.permits.hosts import FrozenHosts, HostSource
 from devalloc.machines.permits.leadership import new_holder, permits_lease
-from devalloc.machines.permits.server import PermitServices, ServerAddresses
+from devalloc.machines.permits.server import PermitServices
 from devalloc.machines.permits.sources import bytes_text, cpus_text
 from devalloc.scaling.resources import Resources
 from devalloc.store import Conflict, Object, Store
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_neon.billing import billing
 
 GIB = 2**30
 KIND = "VirtualMachine"
@@ -195,7 +197,7 @@ def serving(
                     there, new_holder(), node=more.get("node"), seconds=lease_seconds, alone=alone
                 ),
                 ready=ready,
-                **more,
+                **{"accounts": billing(there), **more},
             )
         )
 

@@ -12,9 +12,10 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from devalloc.machines.permits import PermitServer, Settings
+from devalloc.machines.permits.doors import ServerAddresses
 from devalloc.machines.permits.hosts import HostSource
 from devalloc.machines.permits.leadership import new_holder, permits_lease
-from devalloc.machines.permits.server import PermitServices, ServerAddresses
+from devalloc.machines.permits.server import PermitServices
 from devalloc.scaling.resources import Resources
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore

@@ -19,10 +19,10 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from devalloc.api.meta import is_promised
-from devalloc.store import AlreadyExists, Conflict, NotFound, Object
+from devalloc.store import AlreadyExists, Conflict, NotFound, Object, ObjectStore
 
 KIND = "Lease"
 DEFAULT_SECONDS = 15.0
@@ -36,16 +36,6 @@ _DELETED = "deleted"
 
 class LeaseLost(Exception):
     """Another process has the lease, or may have it."""
-
-
-class LeaseStore(Protocol):
-    """The part of a ``Store`` that is needed here. Errors are the store's."""
-
-    def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
-
-    def create(self, obj: Object) -> Object: ...
-
-    def replace(self, obj: Object) -> Object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +68,7 @@ class Lease:
 
     def __init__(
         self,
-        store: LeaseStore,
+        store: ObjectStore,
         holder: str,
         name: str,
         *,

@@ -3,11 +3,12 @@
 It writes a permit on the VirtualMachine before it answers. The ledgers of nodes exist in memory only, and are computed
 from those objects.
 
-- ``server``: listen, and watch the lease, the objects and the hosts; ``leader_server``: the one of a leading controller
+- ``server``: serve while it has the lease, and watch what decisions depend on; ``doors``: listen, and know who asks;
+  ``leader_server``: the server of a leading controller
 - ``writer``: the one task that writes; ``decide``: decisions that are not sent before they are written
 - ``ledger``, ``hosts``: what nodes have, and what their machines count for; ``sources``: where machines come from
 - ``caller_auth``, ``leadership``: who may ask, and which server may answer
-- ``migration``, ``billing_usage``, ``metrics``: migrations, and what the server reports
+- ``migration``, ``metrics``: migrations, and what the server reports
 """
 
 from devalloc.machines.permits.hosts import Hosts, HostSource, published

@@ -10,25 +10,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from ipaddress import ip_address
 
 from devalloc.controller.authorization import PostRequest
 from devalloc.controller.certificate import self_signed_with_pem
-from devalloc.machines.permits.billing_usage import ConfigMapStore, UsageStore
 from devalloc.machines.permits.caller_auth import NodeTokenAuthenticator
-from devalloc.machines.permits.hosts import published
-from devalloc.machines.permits.leadership import Leadership
-from devalloc.machines.permits.server import PermitServer, PermitServices, ServerAddresses
-from devalloc.machines.permits.settings import PlainListener, Settings
-from devalloc.machines.permits.sources import MachineSource
-from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
+from devalloc.machines.permits.doors import ServerAddresses
+from devalloc.machines.permits.server import PermitServer, PermitServices
+from devalloc.machines.permits.settings import PodPort, Settings
 from devalloc.scaling.permits.arithmetic import DEFAULT_ARITHMETIC, PermitsArithmetic
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint
-from devalloc.store import NotFound, Object, Store, StoreError
+from devalloc.store import NotFound, Object, ObjectStore, StoreError
 from devalloc.worker import Again, Pace, Why, Worker
 
 log = logging.getLogger(__name__)
@@ -51,10 +46,8 @@ class PermitListenAddress:
     address: str
     """Where nodes reach it: an address or a name."""
     arithmetic: PermitsArithmetic = DEFAULT_ARITHMETIC
-    plain: PlainListener | None = None
+    plain: PodPort | None = None
     """Where agents ask that speak plain HTTP; None: nowhere."""
-    migrates: bool = True
-    """Machines whose labels allow it are migrated when their node has too little room."""
     migration_seconds: float = Settings.migration_seconds
     """Time limit of the migrations that the server begins."""
 
@@ -64,21 +57,18 @@ class LeaderPermitServer:
 
     def __init__(
         self,
-        store: Store,
-        right: Leadership,
-        post: PostRequest,
-        config_map_store: ConfigMapStore,
-        namespace: str,
+        services: PermitServices,
         at: PermitListenAddress,
-        *,
-        sources: Sequence[MachineSource] = (),
+        post: PostRequest,
+        config_maps: ObjectStore,
+        namespace: str,
         on_serving: Callable[[str, str | None], None] = lambda url, plain: None,
     ) -> None:
-        """``post``: asks the API server whose token it is. ``config_map_store``: has the ConfigMaps of
-        ``namespace``. ``sources``: of machines beside devalloc's own. ``on_serving``: called with
-        the URL for nodes, and that of plain HTTP if there is one."""
+        """``services``: without settings, which follow from ``at``. ``post``: asks the API server whose token it is.
+        ``config_maps``: has the ConfigMaps of ``namespace``. ``on_serving``: called with the URL for nodes, and that of
+        plain HTTP if there is one."""
         self._at = at
-        self._config_map_store = config_map_store
+        self._config_maps = config_maps
         self._namespace = namespace
         self._on_serving = on_serving
         context, self._certificate = self_signed_with_pem([at.address], _LIFETIME)
@@ -99,20 +89,7 @@ class LeaderPermitServer:
             migration_seconds=at.migration_seconds,
             **vars(at.arithmetic),
         )
-        self.server = PermitServer(
-            PermitServices(
-                store=store,
-                hosts=published(store),
-                settings=settings,
-                leadership=right,
-                sources=sources,
-                migrator=StoreMigrator(store) if at.migrates else None,
-                movable=partial(MovableMachines, store),
-                usage=UsageStore(config_map_store, namespace),
-                ready=self._ready,
-                unheard=self._cannot_listen,
-            )
-        )
+        self.server = PermitServer(replace(services, settings=settings, ready=self._ready, unheard=self._cannot_listen))
 
     @property
     def failing(self) -> float | None:
@@ -159,12 +136,12 @@ class LeaderPermitServer:
         metadata = {"name": NAME, "namespace": self._namespace}
         meant: Object = {"apiVersion": "v1", "kind": KIND, "metadata": metadata, "data": place.data}
         try:
-            there = self._config_map_store.get(KIND, self._namespace, NAME)
+            there = self._config_maps.get(KIND, self._namespace, NAME)
         except NotFound:
-            self._config_map_store.create(meant)
+            self._config_maps.create(meant)
         else:
             if there.get("data") != place.data:
-                self._config_map_store.replace({**there, "data": place.data})
+                self._config_maps.replace({**there, "data": place.data})
 
 
 def in_url(address: str) -> str:

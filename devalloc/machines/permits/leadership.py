@@ -12,54 +12,13 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
-from devalloc.controller.leader.lease import DEFAULT_SECONDS, KIND, Lease, LeaseLost, LeaseStore, LeaseTerm, RivalLeases
-from devalloc.store import Listing, Object
+from devalloc.controller.leader.lease import DEFAULT_SECONDS, KIND, Lease, LeaseLost, LeaseTerm, RivalLeases
+from devalloc.store import Object, Store
 
 LEASE_NAME = "devalloc-permits"
 """Of the lease for all nodes; that for one has the node's name behind it."""
-
-
-class ListableLeaseStore(LeaseStore, Protocol):
-    """The part of a ``Store`` that is needed if there are rivals."""
-
-    def list(self, kinds: str, namespace: str | None) -> Listing: ...
-
-
-class Leadership(Protocol):
-    """What lets a server grant: a ``Lease``, or what stands for that of the process."""
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        """Which its commits are fenced with beside the machines."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def holder(self) -> str: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def held_by(self) -> str | None: ...
-
-    @property
-    def is_valid(self) -> bool: ...
-
-    def take(self) -> bool: ...
-
-    def renew(self) -> None: ...
-
-    def give(self) -> None: ...
-
-    def is_meant(self, obj: Object) -> bool: ...
-
-    def check(self, leases: Iterable[Object]) -> None: ...
-
-    def check_one(self, obj: Object, gone: bool) -> None: ...
 
 
 def new_holder() -> str:
@@ -68,7 +27,7 @@ def new_holder() -> str:
 
 
 def permits_lease(
-    store: ListableLeaseStore,
+    store: Store,
     holder: str,
     *,
     node: str | None = None,
@@ -136,3 +95,7 @@ class ProcessLeadership:
     def check_one(self, obj: Object, gone: bool) -> None:
         """Raises LeaseLost."""
         self.renew()
+
+
+Leadership = Lease | ProcessLeadership
+"""What lets a server grant."""

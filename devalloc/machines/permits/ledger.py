@@ -13,6 +13,7 @@ from devalloc.api.meta import parse_time
 from devalloc.api.views import MachineView
 from devalloc.machines.permits.runner_usage import PodOwner, RunnerPlace, RunnerPod, RunnerUsage
 from devalloc.scaling.messages.permits import NO_POD, RequestError
+from devalloc.scaling.peer_json import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.arithmetic import PermitsArithmetic
 from devalloc.scaling.permits.ledger import (
@@ -20,7 +21,9 @@ from devalloc.scaling.permits.ledger import (
     MachineKey,
     NodeLedger,
     all_to_migrate,
+    is_under_pressure,
     make_ledger,
+    next_to_migrate,
 )
 from devalloc.scaling.resources import NO_OVERCOMMIT, NO_RESOURCES, Resources
 from devalloc.scaling.versions import ProtocolEra
@@ -455,3 +458,55 @@ def _milliseconds(created: str) -> int:
         return int(parse_time(created).timestamp() * 1000)
     except (ValueError, OverflowError):
         return 0
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def dump_ledgers(book: PermitLedgers) -> dict[str, Any]:
+    """All ledgers."""
+    return {
+        "compat": book.settings.era.value,
+        "nodes": {name: _shown_node(name, node, book) for name, node in sorted(book.nodes.items())},
+    }
+
+
+def _shown_node(name: str, node: NodeLedger, book: PermitLedgers) -> dict[str, Any]:
+    first = next_to_migrate(node, book.backed_off)
+    return {
+        **{of: _amounts(getattr(node, of)) for of in _SHOWN},
+        "tooFull": is_under_pressure(node),
+        "firstToLeave": None if first is None else "/".join(first),
+        "machines": {"/".join(key): _shown_machine(machine) for key, machine in sorted(node.machines.items())},
+    }
+
+
+_SHOWN = ("total", "watermark", "counted", "free", "buffer", "pressure", "accounted")
+
+
+def _shown_machine(machine: MachineAccount) -> dict[str, Any]:
+    return {
+        "permit": None if machine.permit is None else _amounts(machine.permit),
+        **{
+            name: _amounts(getattr(machine, of))
+            for name, of in (
+                ("min", "least"),
+                ("max", "most"),
+                ("reserved", "reserved"),
+                ("use", "use"),
+                ("kept", "previous"),
+                ("buffer", "buffer"),
+                ("pressure", "pressure"),
+                ("overhead", "overhead"),
+            )
+        },
+        "scaled": machine.scaled,
+        "movable": machine.movable,
+        "migrating": machine.migrating,
+        "load": machine.load,
+    }
+
+
+def _amounts(of: Resources) -> dict[str, Any]:
+    # A sum of what strangers ask for need not fit.
+    return {"cpu": cpu_to_json(min(of.cpu, MAX_CPU)), "memory": bytes_to_json(min(of.memory, MAX_BYTES))}

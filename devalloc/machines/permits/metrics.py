@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from devalloc.machines.permits.billing_usage import UsageTotal
 from devalloc.machines.permits.decide import PermitGrant
 from devalloc.machines.permits.ledger import PermitLedgers
 from devalloc.scaling.permits.ledger import is_under_pressure
@@ -19,8 +19,8 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 class PermitMetrics:
     """Counters of one server, and the ledgers at the time of the scrape. Use from one thread."""
 
-    def __init__(self, book: PermitLedgers, usage: Callable[[], Mapping[str, UsageTotal]] = dict) -> None:
-        """``usage``: what was kept for each billing id."""
+    def __init__(self, book: PermitLedgers, *more: Collector) -> None:
+        """``more``: collectors of what is shown with them."""
         self._registry = CollectorRegistry()
         own = self._registry
         self.requests = Counter(
@@ -43,8 +43,8 @@ class PermitMetrics:
         self.refused = Counter(
             "devalloc_permit_connections_refused", "Connections that were cut.", ["reason"], registry=own
         )
-        self._registry.register(_LedgerCollector(book))
-        self._registry.register(_UsageCollector(usage))
+        for each in (_LedgerCollector(book), *more):
+            self._registry.register(each)
 
     def granted(self, granted: PermitGrant) -> None:
         """Count one answer."""
@@ -71,7 +71,7 @@ _SUMS = {
 }
 
 
-class _LedgerCollector:
+class _LedgerCollector(Collector):
     """A collector of the ledgers' sums."""
 
     def __init__(self, book: PermitLedgers) -> None:
@@ -92,26 +92,3 @@ class _LedgerCollector:
         for node_name, node in sorted(self._book.nodes.items()):
             full.add_metric([node_name], float(is_under_pressure(node)))
         yield full
-
-
-class _UsageCollector:
-    """A collector of what was kept for billing ids."""
-
-    def __init__(self, totals: Callable[[], Mapping[str, UsageTotal]]) -> None:
-        self._read_totals = totals
-
-    def collect(self) -> Iterator[Metric]:
-        """Two counters."""
-        cpu = CounterMetricFamily(
-            "devalloc_permitted_cpu_seconds", "CPU time that was reserved for it.", labels=["billing_id"]
-        )
-        memory = CounterMetricFamily(
-            "devalloc_permitted_memory_byte_seconds",
-            "Memory that was reserved for it, times time.",
-            labels=["billing_id"],
-        )
-        for name, total in sorted(self._read_totals().items()):
-            cpu.add_metric([name], total.cpu / 1_000_000)
-            memory.add_metric([name], total.memory / 1000)
-        yield cpu
-        yield memory

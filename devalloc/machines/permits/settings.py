@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from devalloc.machines.permits.caller_auth import CallerAuthenticator
 from devalloc.net.localhost import is_loopback
@@ -22,11 +21,9 @@ class UnsafeSettings(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainListener:
-    """Where agents ask that speak plain HTTP and send no token, and from which addresses.
-
-    Such an agent gets permits only for machines that it names by their runner pods.
-    """
+class PodPort:
+    """Where agents ask by plain HTTP that send no token: they get permits only for machines that they name by their
+    runner pods."""
 
     host: str
     """One address of this host."""
@@ -34,18 +31,10 @@ class PlainListener:
     """0: any free port."""
     networks: tuple[Network, ...]
     """Clients with other addresses are cut off before a byte is read."""
-
-    def __post_init__(self) -> None:
-        try:
-            is_every_address = ip_address(self.host).is_unspecified
-        except ValueError:
-            raise UnsafeSettings(f"plain HTTP needs one IP address to listen at, not {self.host!r}") from None
-        if is_every_address:
-            raise UnsafeSettings(f"plain HTTP needs one address to listen at; {self.host} stands for all of this host")
-        if not self.networks:
-            raise UnsafeSettings("plain HTTP needs the networks from which agents may ask")
-        if (everyone := next((each for each in self.networks if each.prefixlen == 0), None)) is not None:
-            raise UnsafeSettings(f"plain HTTP would be open to everyone: {everyone} contains every address")
+    option: str
+    """What sets it, for messages."""
+    stranger: str
+    """What is logged of a client that was cut off, with places for its address and how many more there were."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ class Settings(PermitsArithmetic):
     """Authenticates callers, if each has its own token. It needs TLS."""
     tls: ssl.SSLContext | None = None
     """Serve with TLS; with ``verify_mode=CERT_REQUIRED``, only callers with a valid certificate."""
-    plain: PlainListener | None = None
+    plain: PodPort | None = None
     """Where agents ask that speak plain HTTP; None: nowhere."""
     migration_seconds: float = 3600.0
     """How long a migration may take before the server withdraws it."""

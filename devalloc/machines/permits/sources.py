@@ -142,6 +142,15 @@ class MachineSources:
         """Return which pods a machine owns."""
         return self._of_object(obj).owner(obj)
 
+    @property
+    def pods(self) -> tuple[Store, str] | None:
+        """What has the pods that run machines, and their kind."""
+        return next((source.pods for source in self.all if source.pods is not None), None)
+
+    def read_pod(self, pod: Object) -> RunnerPod | None:
+        """Return what counts of a pod; None for one that runs no machine."""
+        return next(filter(None, (source.read_pod(pod) for source in self.all)), None)
+
     def _of_object(self, obj: Object) -> MachineSource:
         return self._by_kind[ObjectKey.of(obj).kind]
 

@@ -14,13 +14,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import KIND as LEASE
@@ -71,6 +71,12 @@ RETRY_SECONDS = 1.0
 MAX_SETTLE_SECONDS = 30.0
 """How often at least a write is tried again of machines that cannot be written."""
 T = TypeVar("T")
+
+
+class RunInWriter(Protocol):
+    """Runs what speaks with the store in the thread of the writer."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +328,7 @@ class PermitWriter:
         self._must_inherit = False
 
     def _see_pod(self, pod: Object, gone: bool) -> None:
-        read = (source.read_pod(pod) for source in self._sources.all if not gone)
-        if (runner := next(filter(None, read), None)) is None:
+        if gone or (runner := self._sources.read_pod(pod)) is None:
             self.book.drop_runner((pod["metadata"]["namespace"], pod["metadata"]["name"]))
         else:
             self.book.put_runner(runner, is_inherited=self._must_inherit)

@@ -16,12 +16,13 @@ from devalloc.store import (
     NotFound,
     NotLeader,
     Object,
+    ObjectStore,
     Store,
     StoreError,
 )
 from devalloc.usage.accounting.holdings import KINDS, OPTIONAL_KINDS, Holding, holdings_of
 from devalloc.usage.accounting.ledger import CounterKey, MonthRecord, UsageLedger, UsageTotal
-from devalloc.usage.accounting.records import KIND, ConfigMapStore, read_records, record_data, record_name
+from devalloc.usage.accounting.records import KIND, read_records, record_data, record_name
 from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class UsageAccountant:
     def __init__(
         self,
         stores: Sequence[Store],
-        records: ConfigMapStore,
+        records: ObjectStore,
         holder: str,
         *,
         namespace: str = NAMESPACE,

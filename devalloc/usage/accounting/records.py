@@ -10,9 +10,9 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple
-from typing import Any, Protocol
+from typing import Any
 
-from devalloc.store import NotFound, Object
+from devalloc.store import NotFound, Object, ObjectStore
 from devalloc.usage.accounting.holdings import UsageKey
 from devalloc.usage.accounting.ledger import CounterKey, MonthRecord, UsageTotal, folded, month_start
 
@@ -26,22 +26,12 @@ MAX_OPEN = 15_000
 MONTHS = 12
 
 
-class ConfigMapStore(Protocol):
-    """The part of a store that is needed here."""
-
-    def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
-
-    def create(self, obj: Object) -> Object: ...
-
-    def replace(self, obj: Object) -> Object: ...
-
-
 def record_name(month: str) -> str:
     """The name of a month's ConfigMap, such as ``devalloc-usage-11``."""
     return f"devalloc-usage-{month[-2:]}"
 
 
-def read_record(store: ConfigMapStore, namespace: str, number: int) -> tuple[Object | None, MonthRecord | None]:
+def read_record(store: ObjectStore, namespace: str, number: int) -> tuple[Object | None, MonthRecord | None]:
     """The ConfigMap of a month of the year (1 to 12), and what it says. Raises StoreError."""
     try:
         obj = store.get(KIND, namespace, f"devalloc-usage-{number:02}")
@@ -50,7 +40,7 @@ def read_record(store: ConfigMapStore, namespace: str, number: int) -> tuple[Obj
     return obj, parse_record(obj)
 
 
-def read_records(store: ConfigMapStore, namespace: str) -> Iterator[tuple[Object, MonthRecord]]:
+def read_records(store: ObjectStore, namespace: str) -> Iterator[tuple[Object, MonthRecord]]:
     """All months that can be read. Raises StoreError."""
     for number in range(1, MONTHS + 1):
         obj, record = read_record(store, namespace, number)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from devalloc.store import ObjectStore
 from devalloc.usage.accounting.holdings import UsageKey
 from devalloc.usage.accounting.ledger import MonthRecord, UsageTotal, month_of, month_start, previous_month
-from devalloc.usage.accounting.records import ConfigMapStore, read_record
+from devalloc.usage.accounting.records import read_record
 
 GROUPINGS: Mapping[str, tuple[str, ...]] = {
     "device": (),
@@ -40,7 +41,7 @@ def parse_month(text: str, now: int) -> str:
     return month_of(month_start(text))
 
 
-def read_report(store: ConfigMapStore, namespace: str, month: str) -> UsageReport:
+def read_report(store: ObjectStore, namespace: str, month: str) -> UsageReport:
     """The usage of a month; empty if nothing was counted, or if a later year has written over it.
 
     Raises errors.StoreError.

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.verbs.controller import controller
 from devalloc.cli.verbs.permit_proxy import permit_proxy
-from devalloc.machines.permits.settings import PlainListener
 from devalloc.programs.controller import ControllerOptions, _certificate_problem, _permits
 from devalloc.scaling.permits.arithmetic import PermitsArithmetic
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.settings import build
+from devalloc_neon.plain_port import PlainListener
 
 SERVER = {"server": "https://127.0.0.1:1"}
 CONTENT = {

@@ -290,7 +290,7 @@ def test_claims_are_answered_also_where_the_kinds_of_this_version_are_missing(st
         assert rounds.get(timeout=60).claims == 0
         until(lambda: cluster._permits is not None and cluster._permits.server is not None)
         assert cluster._permits is not None
-        assert not cluster._permits._at.migrates
+        assert not cluster._permits.server.book.migrates
 
 
 def test_health_has_a_port_of_its_own_for_probes() -> None:

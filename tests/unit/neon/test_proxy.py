@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from devalloc.machines.permits.caller_auth import NODE_NAME_KEY
-from devalloc.machines.permits.settings import PlainListener
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_neon import permit_proxy as proxy_module
 from devalloc_neon.permit_proxy import PermitProxy, ReadEndpoint
+from devalloc_neon.plain_port import PlainListener
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.host_pools import host
 from tests.support.permit_bench import Client, amounts, machine, permit_of, running, write_status_part

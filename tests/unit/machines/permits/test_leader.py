@@ -9,18 +9,22 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from devalloc.machines.permits.caller_auth import NODE_NAME_KEY
 from devalloc.machines.permits.decide import PermitGrant
+from devalloc.machines.permits.hosts import published
 from devalloc.machines.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.machines.permits.leadership import ProcessLeadership
 from devalloc.machines.permits.ledger import Host, PermitLedgers
 from devalloc.machines.permits.metrics import PermitMetrics
+from devalloc.machines.permits.server import PermitServices
 from devalloc.machines.permits.settings import Settings
 from devalloc.machines.permits.sources import MachineSources
+from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.machines.permits.writer import PermitWriter
 from devalloc.programs.controller_parts import ObjectClient
 from devalloc.scaling.messages.permits import PermitRequest, PodName, decode_request
@@ -31,6 +35,7 @@ from devalloc.store.fencing import fence_objects
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
 from devalloc_machines.agent.http_client import new_session
 from devalloc_machines.agent.permit_client import ClusterEndpoint, HttpPermits
+from devalloc_neon.billing import billing
 from devalloc_neon.machines import NEON_MACHINES, NeonMachines
 from devalloc_node.errors import Denied, Failed, NodeError
 from tests.support.fake_kube import ClientKilled, FakeClient, FakeKube
@@ -78,15 +83,23 @@ class Leading:
             may_write=lambda: self.is_led,
         )
         self.urls: list[str] = []
-        self.permits = LeaderPermitServer(
-            self.store,
-            ProcessLeadership(name, lambda: self.is_led),
-            self.client.create,
-            ObjectClient(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
-            NAMESPACE,
-            PermitListenAddress("127.0.0.1", port, "127.0.0.1"),
+        config_maps = ObjectClient(self.client, NAMESPACE, lambda: self.is_led)  # type: ignore[arg-type]
+        services = PermitServices(
+            store=self.store,
+            hosts=published(self.store),
+            leadership=ProcessLeadership(name, lambda: self.is_led),
+            migrator=StoreMigrator(self.store),
+            movable=partial(MovableMachines, self.store),
             sources=[NeonMachines(self.store, f"1 {name}", patience=patience)] if neon else [],
-            on_serving=lambda url, plain: self.urls.append(url),
+            accounts=billing(config_maps, NAMESPACE),
+        )
+        self.permits = LeaderPermitServer(
+            services,
+            PermitListenAddress("127.0.0.1", port, "127.0.0.1"),
+            self.client.create,
+            config_maps,
+            NAMESPACE,
+            lambda url, plain: self.urls.append(url),
         )
 
 

@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from devalloc.machines.permits.decide import PermitGrant, PermitTransaction, RetryLater
-from devalloc.machines.permits.ledger import Host, PermitLedgers, machines_to_migrate
-from devalloc.machines.permits.server import dump_ledgers
+from devalloc.machines.permits.ledger import Host, PermitLedgers, dump_ledgers, machines_to_migrate
 from devalloc.machines.permits.settings import Settings
 from devalloc.scaling.messages.permits import RequestError, decode_request
 from devalloc.scaling.permits.ledger import next_to_migrate

@@ -10,13 +10,18 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from devalloc.machines.permits.leadership import Leadership
 from devalloc.machines.permits.ledger import PermitLedgers
-from devalloc.store import AlreadyExists, Conflict, NotFound, Object, StoreError
+from devalloc.machines.permits.writer import RunInWriter
+from devalloc.store import AlreadyExists, Conflict, NotFound, Object, ObjectStore, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +34,6 @@ MAX_BYTES = 500_000
 chooses its billing id."""
 OTHER = "(other)"
 """In place of ids that no longer fit."""
-T = TypeVar("T")
-
-
-class RunInWriter(Protocol):
-    """Runs what speaks with the store in its thread."""
-
-    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
-
-
-class ConfigMapStore(Protocol):
-    """The part of a ``Store`` that is needed here."""
-
-    def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
-
-    def create(self, obj: Object) -> Object: ...
-
-    def replace(self, obj: Object) -> Object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +52,12 @@ class UsageTotal:
         return UsageTotal(self.cpu + other.cpu, self.memory + other.memory, max(self.last, other.last))
 
 
-@dataclass(frozen=True, slots=True)
-class UsageStore:
-    """Where usage is stored."""
-
-    config_maps: ConfigMapStore
-    namespace: str = NAMESPACE
-
-
-class BillingUsage:
+class BillingUsage(Collector):
     """Use from one event loop at a time."""
 
     def __init__(
         self,
-        store: ConfigMapStore,
+        store: ObjectStore,
         book: PermitLedgers,
         lease: str,
         holder: str,
@@ -99,6 +79,21 @@ class BillingUsage:
         self._until = 0
         """Up to when it is counted, in milliseconds since 1970."""
         self._record: Object | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Return two counters of what is written down."""
+        cpu = CounterMetricFamily(
+            "devalloc_permitted_cpu_seconds", "CPU time that was reserved for it.", labels=["billing_id"]
+        )
+        memory = CounterMetricFamily(
+            "devalloc_permitted_memory_byte_seconds",
+            "Memory that was reserved for it, times time.",
+            labels=["billing_id"],
+        )
+        for name, total in sorted(self.stored_totals.items()):
+            cpu.add_metric([name], total.cpu / 1_000_000)
+            memory.add_metric([name], total.memory / 1000)
+        yield from (cpu, memory)
 
     async def begin(self, in_writer: RunInWriter) -> None:
         """Go on from what is written; the book has all machines. Raises StoreError."""
@@ -175,6 +170,11 @@ class BillingUsage:
             return self._store.replace({**self._record, "data": data})
         metadata = {"name": self._name, "namespace": self._namespace}
         return self._store.create({"apiVersion": "v1", "kind": KIND, "metadata": metadata, "data": data})
+
+
+def billing(store: ObjectStore, namespace: str = NAMESPACE) -> Callable[[PermitLedgers, Leadership], BillingUsage]:
+    """Make what counts for billing ids, of a server: it stores that where ``store`` has ConfigMaps of ``namespace``."""
+    return lambda book, right: BillingUsage(store, book, right.name, right.holder, namespace=namespace)
 
 
 def bounded(totals: Mapping[str, UsageTotal], present: Collection[str]) -> dict[str, UsageTotal]:

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from devalloc.machines.permits.billing_usage import FORGET_MILLISECONDS, KIND, BillingUsage, UsageTotal
 from devalloc.machines.permits.ledger import Host, PermitLedgers
 from devalloc.machines.permits.metrics import PermitMetrics
 from devalloc.machines.permits.settings import Settings
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_neon.billing import FORGET_MILLISECONDS, KIND, BillingUsage, UsageTotal
 from tests.support.permit_bench import GIB, amounts, machine
 from tests.support.permit_records import SOURCES
 
@@ -227,7 +227,7 @@ def test_ids_of_all_kinds_are_shown(store: SQLiteStore, name: str) -> None:
     server.knows("a", name, amounts(1500, 1))
     server.goes_on(2)
     server.save()
-    page = PermitMetrics(server.book, lambda: server.usage.stored_totals).text().decode()
+    page = PermitMetrics(server.book, server.usage).text().decode()
     shown = [s for family in text_string_to_metric_families(page) for s in family.samples if "permitted_cpu" in s.name]
     assert [sample.value for sample in shown] == [3.0]
 
