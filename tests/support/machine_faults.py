@@ -77,10 +77,11 @@ OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "files.", "host.own", "journal.put",
 """How calls begin that only machines make."""
 FULL = "max 100000"
 FILE_CALLS = {
-    "devalloc_machines.qemu.firmware": ("make_store", "tpm_plan", "_remove_folder"),
-    "devalloc_machines.qemu.cloned_disks": ("_write_file", "_copy", "_finish", "_remove_file", "_remove_folder"),
+    "devalloc_machines.qemu.machine_files": ("write_synced", "remove_folder"),
+    "devalloc_machines.qemu.firmware": ("make_store", "tpm_plan"),
+    "devalloc_machines.qemu.cloned_disks": ("_copy", "_finish", "_remove_file"),
 }
-"""Functions that change files of machines, by module. 0.1.0 has none of these modules."""
+"""Functions that change files of machines, by module. 0.1.0 has none of them."""
 WITH_FILES = [(import_module(name), calls) for name, calls in FILE_CALLS.items() if find_spec(name)]
 
 
@@ -493,7 +494,12 @@ def host_seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple
     stand_in = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     return [
         (launch, "subprocess", stand_in),
-        *((module, name, gated(module, name)) for module, names in WITH_FILES for name in names),
+        *(
+            (module, name, gated(module, name))
+            for module, names in WITH_FILES
+            for name in names
+            if hasattr(module, name)
+        ),
         (confinement, "_write", write),
         (confinement, "make_group", make),
         (confinement, "remove", remove),

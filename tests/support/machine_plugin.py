@@ -18,8 +18,8 @@ from typing import Any
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
-from devalloc_machines.qemu.records import MachineRecords
 from devalloc_node.deadline import Deadline
+from devalloc_node.journal import Journal
 from tests.support.machines import plugin
 
 WHERE = sys.argv[3] if len(sys.argv) > 3 else ""
@@ -43,7 +43,7 @@ class KillingMonitor(QmpMonitor):
 class KillingRecords:
     """A journal that is killed around its writes."""
 
-    def __init__(self, records: MachineRecords) -> None:
+    def __init__(self, records: Journal) -> None:
         self._records = records
         self._writes = 0
 

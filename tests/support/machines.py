@@ -20,7 +20,8 @@ from devalloc_machines.qemu import machine_files as machine_config
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.qmp import Connect, QmpMonitor
-from devalloc_machines.qemu.records import MachineRecords, MachineView
+from devalloc_machines.qemu.records import MachineView
+from devalloc_node.journal import Journal
 from devalloc_node.journal.sqlite import open_journal
 from tests.support.images import Image
 from tests.support.qemu import MICRO_APPEND
@@ -94,7 +95,7 @@ def plugin(
     *,
     changed: Callable[[str], None] = lambda key: None,
     connect: Connect = QmpMonitor,
-    records: Callable[[MachineRecords], MachineRecords] = lambda journal: journal,
+    records: Callable[[Journal], Journal] = lambda journal: journal,
     host: HostCapacity | None = None,
 ) -> Iterator[MachineLifecycle]:
     """The part of a plugin that has to do with machines, with a journal of its own."""

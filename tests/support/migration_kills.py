@@ -38,12 +38,13 @@ from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import kill, wait
 from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
-from devalloc_machines.qemu.records import MACHINES, MachineRecords
+from devalloc_machines.qemu.records import MACHINES
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_machines.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop, migration_objects
 from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import NodeError, Unknown
+from devalloc_node.journal import Journal
 from devalloc_node.journal.sqlite import open_journal
 from devalloc_node.node import open_node
 from devalloc_node.operations.change_feed import ChangeNotifier
@@ -121,7 +122,7 @@ class GatedMonitor(QmpMonitor):
 
 
 class _GatedRecords:
-    def __init__(self, records: MachineRecords, gate: Gate) -> None:
+    def __init__(self, records: Journal, gate: Gate) -> None:
         self._records, self._gate = records, gate
 
     def __getattr__(self, name: str) -> Any:
@@ -224,7 +225,7 @@ class TwoPlugins:
             monitor.gate = gate  # type: ignore[method-assign]
             return monitor
 
-        def lifecycle(config: MachineConfig, records: MachineRecords, **other: Any) -> MachineLifecycle:
+        def lifecycle(config: MachineConfig, records: Journal, **other: Any) -> MachineLifecycle:
             gated: Any = _GatedRecords(records, gate)
             return MachineLifecycle(config, gated, connect=connect, **other)
 

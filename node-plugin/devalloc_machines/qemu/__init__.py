@@ -5,11 +5,11 @@
 - ``command_line``, ``launch``, ``spawn``, ``adoption``: how QEMU comes to run, and outlives the plugin
 - ``qmp``: QEMU's monitor; ``attachment``, ``emulated_devices``, ``hotplug``, ``pci``: devices
 - ``vcpu``, ``memory``, ``resources``: CPUs and memory of a running machine
-- ``pci_layout``: where PCI devices of a machine lie; ``cloned_disks``: disks of its own; ``guest_network``: its address
+- ``pci_layout``: where PCI devices of a machine lie; ``cloned_disks``: disks of its own
 - ``guest_report``: what a guest reports
 - ``machine_files``, ``confinement``, ``user_ids``: what a machine may name, take and see of its host
 - ``migration``, ``migration_tls``: how machines move to another node while they run;
   ``migration_blockers``: which can; ``migration_offer``: what the source offers, and whether the target fits;
-  ``migrated_firmware``, ``moved_devices``: UEFI variables and TPM, and passed-through devices
+  ``migrated_firmware``: UEFI variables and TPM
 - ``exits``: how machines end
 """

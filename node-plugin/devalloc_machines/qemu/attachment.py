@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from devalloc.inventory.pci import BarSizes
 from devalloc_machines.qemu import adoption, guest_numa, hotplug, launch, machine_files, pci, registry
@@ -21,6 +21,7 @@ from devalloc_machines.qemu.records import PLUGS, MachineRecord
 from devalloc_machines.qemu.registry import LOOK_SECONDS
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.host.boundary import Host
 from devalloc_node.model.step import (
     ATTACHMENT,
     NUMA_NODE,
@@ -37,23 +38,17 @@ LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 
 
-class DeviceNodeOwner(Protocol):
-    """The part of the boundary to the host that is used here."""
-
-    def own(self, node: str, uid: int, gid: int) -> None:
-        """Give a device node below /dev to a user."""
-
-
 class AttachmentKind:
     """Plugs in, takes out. All state is in the journal's records and in QEMU."""
 
     def __init__(
         self,
         machines: MachineLifecycle,
-        owner: DeviceNodeOwner,
+        owner: Host,
         sizes: Callable[[Sequence[str]], BarSizes | None] = lambda functions: None,
     ) -> None:
-        """``sizes``: how much memory functions of the host have that are passed through together; None: unknown."""
+        """``owner``: gives device nodes to users. ``sizes``: how much memory functions of the host have that are passed
+        through together; None: unknown."""
         self._machines = machines
         self._owner = owner
         self._sizes = sizes

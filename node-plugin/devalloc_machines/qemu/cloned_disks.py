@@ -15,10 +15,8 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import struct
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from devalloc_machines.qemu import machine_files
@@ -26,7 +24,7 @@ from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.spawn import open_checked
 from devalloc_machines.qemu.spec import Disk, MachineSpec, memory_text
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.errors import Denied
 
 CLUSTER = 1 << 16
 """Bytes of a cluster of an overlay."""
@@ -164,10 +162,10 @@ def _make_one(spec: MachineSpec, disk: Disk, image: Path, source: int, path: Pat
     state = _state_of(image)
     if _recorded(record) != state or _is_of_earlier_boot(part):  # what was copied before may not be this image's
         _remove_file(part)
-        _write_file(record.with_suffix(".part"), json.dumps(state).encode())
+        machine_files.write_synced(record.with_suffix(".part"), json.dumps(state).encode())
         record.with_suffix(".part").rename(record)
     if disk.clone == "overlay":
-        _write_file(part, empty_overlay(guest_bytes(disk, image), os.fsencode(image), disk.format))
+        machine_files.write_synced(part, empty_overlay(guest_bytes(disk, image), os.fsencode(image), disk.format))
     else:
         _copy(spec, disk, source, part, deadline)
         if _state_of(image) != state:
@@ -186,18 +184,7 @@ def _is_of_earlier_boot(part: Path) -> bool:
 
 def _finish(part: Path, path: Path) -> None:
     part.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
+    machine_files.sync_folder(path.parent)
 
 
 def _copy(spec: MachineSpec, disk: Disk, source: int, part: Path, deadline: Deadline) -> None:
@@ -310,20 +297,5 @@ def _check_unchanged(spec: MachineSpec, disk: Disk, image: Path, folder: Path) -
         )
 
 
-def remove(machine_id: str, config: MachineConfig) -> None:
-    """Remove the own disks of a machine that has ended. Raises Failed (``HostRefused``)."""
-    folder = config.disks(machine_id)
-    try:
-        _remove_folder(folder)
-    except OSError as error:
-        raise Failed("HostRefused", f"cannot remove {folder} of a deleted machine: {error.strerror}") from None
-
-
 def _remove_file(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        path.unlink()
-
-
-def _remove_folder(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+    path.unlink(missing_ok=True)

@@ -17,9 +17,16 @@ from dataclasses import replace
 
 from devalloc_machines.qemu import hotplug, launch, machine_files, pci, rates, registry, resources
 from devalloc_machines.qemu.cpu_pinning import pin_vcpus
-from devalloc_machines.qemu.ends import how_it_ended, record_after_end, with_end
 from devalloc_machines.qemu.process import Process, exit_status, pidfd
-from devalloc_machines.qemu.records import MACHINES, MachineRecord, record_of
+from devalloc_machines.qemu.qmp import ANSWER_SECONDS
+from devalloc_machines.qemu.records import (
+    MACHINES,
+    MachineRecord,
+    how_it_ended,
+    record_after_end,
+    record_of,
+    with_end,
+)
 from devalloc_machines.qemu.registry import LOOK_SECONDS, MachineRegistry, suppress_and_log
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_node.deadline import Deadline
@@ -28,7 +35,6 @@ from devalloc_node.journal.audit_log import audit
 
 _MOST = 256
 """Machines that are waited for at the same time."""
-_ANSWER_SECONDS = 5.0
 
 
 def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str, str]:
@@ -58,7 +64,7 @@ def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str
         seconds = min(record.spec.powerdown_seconds, deadline.seconds)
         try:
             with machines.line(record) as monitor:
-                if registry.is_paused(monitor, deadline.capped(_ANSWER_SECONDS)):
+                if registry.is_paused(monitor, deadline.capped(ANSWER_SECONDS)):
                     return None
                 registry.wake(monitor, record, deadline)
                 if launch.power_down(monitor, process, seconds, deadline):

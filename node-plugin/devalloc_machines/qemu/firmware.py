@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.file_lock import FileLock
+from devalloc_machines.qemu import machine_files
 from devalloc_machines.qemu.confinement import PathAccess, seen_by_program
 from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
 from devalloc_machines.qemu.spec import MachineSpec
@@ -157,10 +158,7 @@ def make_store(spec: MachineSpec, config: MachineConfig, files: FirmwareFiles) -
             )
         return store
     part = store.with_suffix(".new")
-    with open(part, "wb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as out:
-        out.write(files.variables.read_bytes())
-        out.flush()
-        os.fsync(out.fileno())
+    machine_files.write_synced(part, files.variables.read_bytes())
     part.rename(store)
     return store
 
@@ -194,15 +192,7 @@ def remove(machine_id: str, config: MachineConfig) -> None:
     ``HostRefused``)."""
     await_tpm_end(machine_id, config)
     for folder in (config.firmware(machine_id), config.tpm(machine_id)):
-        try:
-            _remove_folder(folder)
-        except OSError as error:
-            raise Failed("HostRefused", f"cannot remove {folder} of a deleted machine: {error.strerror}") from None
-
-
-def _remove_folder(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+        machine_files.remove_folder(folder)
 
 
 def await_tpm_end(machine_id: str, config: MachineConfig) -> None:

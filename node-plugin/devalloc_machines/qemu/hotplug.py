@@ -29,14 +29,12 @@ from devalloc_machines.qemu.pci import (
     present_devices,
     window_for,
 )
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused, malformed_as_failed, qom_get, run_state
+from devalloc_machines.qemu.qmp import ANSWER_SECONDS, Monitor, QmpRefused, malformed_as_failed, qom_get, run_state
 from devalloc_machines.qemu.spec import MIB, MachineSpec, memory_text
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 
 LOG = logging.getLogger(__name__)
-ANSWER_SECONDS = 5.0
-"""For one question while waiting: at the deadline it is still to be told how far it came."""
 _LOOK_SECONDS = 0.25
 """Between looks whether a device is gone: its event may have come while the line was broken."""
 

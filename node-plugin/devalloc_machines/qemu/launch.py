@@ -41,7 +41,6 @@ from devalloc_machines.qemu.command_line import (
 )
 from devalloc_machines.qemu.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_program
 from devalloc_machines.qemu.firmware import FirmwareIdentity
-from devalloc_machines.qemu.guest_network import with_address
 from devalloc_machines.qemu.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_machines.qemu.process import Process, alive, kill, wait
 from devalloc_machines.qemu.qmp import Monitor
@@ -54,6 +53,7 @@ from devalloc_machines.qemu.spec import (
     machine_id,
     spec_of,
     whole_cpus,
+    with_address,
 )
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
@@ -414,8 +414,8 @@ def forget(machine_id: str, config: MachineConfig) -> None:
     """Remove all of a machine that has ended, its logs, variables, TPM and own disks too. Raises Failed."""
     clean(machine_id, config)
     firmware.remove(machine_id, config)
-    cloned_disks.remove(machine_id, config)
-    seed_disk.remove(machine_id, config)
+    machine_files.remove_folder(config.disks(machine_id))
+    config.seed(machine_id).unlink(missing_ok=True)
     config.life(machine_id).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
         if not _has_foreign_qemu(config.folder(machine_id)):

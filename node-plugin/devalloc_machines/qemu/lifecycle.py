@@ -35,7 +35,6 @@ from devalloc_machines.qemu import (
     user_ids,
 )
 from devalloc_machines.qemu.cpu_pinning import pin_vcpus
-from devalloc_machines.qemu.ends import restarts_of_next_run
 from devalloc_machines.qemu.exits import ExitHandler
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, open_nodes
@@ -45,8 +44,8 @@ from devalloc_machines.qemu.records import (
     PLUGS,
     UNKNOWN_AMOUNTS,
     MachineRecord,
-    MachineRecords,
     MachineView,
+    restarts_of_next_run,
 )
 from devalloc_machines.qemu.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
 from devalloc_machines.qemu.resources import CapacityCheck, HostUses, without_object
@@ -63,6 +62,7 @@ from devalloc_machines.qemu.spec import (
 )
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.journal import Journal
 from devalloc_node.model.step import host_device_of
 
 LOG = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class MachineLifecycle(MachineRegistry):
     def __init__(
         self,
         config: MachineConfig,
-        records: MachineRecords,
+        records: Journal,
         *,
         changed: Callable[[str], None] = lambda key: None,
         ended: Callable[[], None] = lambda: None,

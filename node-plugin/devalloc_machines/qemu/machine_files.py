@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
 import struct
 import time
@@ -511,3 +512,29 @@ def trim(config: MachineConfig, machine_id: str) -> None:
                     os.ftruncate(fd, 0)
             finally:
                 os.close(fd)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file that is the plugin's own user's alone, and have it on the disk. Raises OSError."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have on the disk what a folder contains. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of a machine that is deleted; it may be gone. Raises Failed (``HostRefused``)."""
+    try:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise Failed("HostRefused", f"cannot remove {folder} of a deleted machine: {error.strerror}") from None

@@ -12,14 +12,12 @@ from devalloc_machines.qemu.command_line import dimm, dimm_backend, dimm_id, ram
 from devalloc_machines.qemu.guest_numa import memory_by_cell
 from devalloc_machines.qemu.hotplug import request_unplug
 from devalloc_machines.qemu.pci import PERIPHERAL, present_devices
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, qom_get, qom_list
+from devalloc_machines.qemu.qmp import ANSWER_SECONDS, Monitor, QmpRefused, checked_number, qom_get, qom_list
 from devalloc_machines.qemu.spec import MachineSpec
 from devalloc_machines.qemu.spec import memory_text as _text
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 
-_ANSWER_SECONDS = 5.0
-"""For one question while waiting: at the deadline it is still to be told how far it came."""
 _LOOK_SECONDS = 0.1
 _MOST = 1 << 60
 """Bytes: more than any machine has."""
@@ -160,7 +158,7 @@ def _scale_virtio_mem(monitor: Monitor, machine: str, device: VirtioMem, goal: i
     if device.requested != goal:
         _request(monitor, device, goal, deadline)
     began = time.monotonic()
-    while (size := _size(monitor, device, Deadline.after(_ANSWER_SECONDS))) != goal:
+    while (size := _size(monitor, device, Deadline.after(ANSWER_SECONDS))) != goal:
         if deadline.passed:
             return _stop_asking(monitor, machine, device, goal, time.monotonic() - began)
         time.sleep(min(_LOOK_SECONDS, deadline.seconds))
@@ -169,7 +167,7 @@ def _scale_virtio_mem(monitor: Monitor, machine: str, device: VirtioMem, goal: i
 
 def _stop_asking(monitor: Monitor, machine: str, device: VirtioMem, goal: int, seconds: float) -> int:
     """Stop asking: the guest would go on after the deadline, and what there is would not be what was told."""
-    deadline = Deadline.after(_ANSWER_SECONDS)
+    deadline = Deadline.after(ANSWER_SECONDS)
     size = _size(monitor, device, deadline)
     _request(monitor, device, size, deadline)
     # It may have moved in between. What is asked and what there is must be the same in one reading.
@@ -276,7 +274,7 @@ def _remove_dimm(monitor: Monitor, machine: str, number: int, deadline: Deadline
     name, began = dimm_id(number), time.monotonic()
     with monitor.expect("DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR", "MEM_UNPLUG_ERROR") as events:
         request_unplug(monitor, name, deadline)
-        while number in _dimms(monitor, Deadline.after(_ANSWER_SECONDS)):
+        while number in _dimms(monitor, Deadline.after(ANSWER_SECONDS)):
             event = events.next(deadline.capped(_LOOK_SECONDS))
             refused = event is not None and event["event"] != "DEVICE_DELETED" and event["data"].get("device") == name
             if refused or deadline.passed:
@@ -284,6 +282,6 @@ def _remove_dimm(monitor: Monitor, machine: str, number: int, deadline: Deadline
                 raise Denied(
                     "GuestRefused",
                     f"machine {machine}: the guest {why} a DIMM after {time.monotonic() - began:.0f} s; it has "
-                    f"{_text(observe_memory(monitor, Deadline.after(_ANSWER_SECONDS)).total)}",
+                    f"{_text(observe_memory(monitor, Deadline.after(ANSWER_SECONDS)).total)}",
                 )
     monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from devalloc_machines.qemu import firmware
+from devalloc_machines.qemu import firmware, machine_files
 from devalloc_machines.qemu.firmware import FirmwareIdentity
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.qmp import Monitor
@@ -134,7 +134,7 @@ def _write(variables: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(fd)
-    _sync_folder(variables.parent)
+    machine_files.sync_folder(variables.parent)
 
 
 def _sync_tpm(folder: Path) -> None:
@@ -148,12 +148,4 @@ def _sync_tpm(folder: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    machine_files.sync_folder(folder)

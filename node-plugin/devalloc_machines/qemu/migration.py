@@ -38,7 +38,6 @@ from devalloc_machines.qemu import (
     migration_blockers,
     migration_offer,
     migration_tls,
-    moved_devices,
     preflight,
 )
 from devalloc_machines.qemu.launch import TLS_FOLDER
@@ -124,7 +123,7 @@ def offer(
         with machines.line(record) as monitor:
             if (why := migration_blockers.why_not_movable(record, monitor, deadline)) is not None:
                 raise Denied("MachineNotMovable", f"machine {key} cannot move while it runs: {why}")
-            placed = moved_devices.with_ports(key, devices, monitor, deadline)
+            placed = migration_offer.with_ports(key, devices, monitor, deadline)
             amounts = migration_offer.amounts_of(record, monitor, deadline)
             accel: Literal["kvm", "tcg"] = "kvm" if has_kvm(monitor, deadline) else "tcg"
             platform = migration_offer.platform_of(record, machines.config, accel, monitor, deadline)

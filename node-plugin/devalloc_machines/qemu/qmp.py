@@ -35,6 +35,8 @@ MAX_MESSAGE = 4 << 20
 MAX_EVENTS = 1000
 """Events that wait to be read; a guest can cause some of them as often as it likes."""
 GREETING_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+"""For one question while waiting: at the deadline it is still to be told how far it came."""
 _SLOW = frozenset({"device_add", "object-add"})
 """Commands that may take as long as there is time: with the first device VFIO locks all of a machine's memory, and a
 DIMM in huge pages is cleared, which QEMU waits for; a second for each few GiB."""

@@ -1,21 +1,24 @@
-"""What is recorded of a machine, so that a later plugin finds it again; and machines as other packages see them."""
+"""What is recorded of a machine, so that a later plugin finds it again, also of its end: by whose request, or else how
+its QEMU ended. And machines as other packages see them."""
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from devalloc.api.meta import parse_time
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_machines.qemu.machine_files import MachineConfig, last_words
 from devalloc_machines.qemu.process import Process
 from devalloc_machines.qemu.spec import CPU, NO_RATES, EmulatedDevice, MachineSpec, Nic, NumaCell, RateLimits, spec_of
 from devalloc_node.errors import Failed, NodeError
-from devalloc_node.model.step import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +166,6 @@ PLUGS = "plug"
 
 RecordState = Literal["starting", "running", "stopping", "stopped", "failed", "incoming"]
 """``incoming``: QEMU waits for a machine of another node, or has it; it is that node's until it is taken over."""
-
-
-class MachineRecords(Protocol):
-    """The part of the journal that is used here. Each call is on disk when it returns. Raises Failed."""
-
-    def record(self, room: str, name: str) -> Mapping[str, Value] | None: ...
-
-    def records(self, room: str) -> Mapping[str, Mapping[str, Value]]: ...
-
-    def put(self, room: str, name: str, content: Mapping[str, Value]) -> None: ...
-
-    def drop(self, room: str, name: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +340,45 @@ def _seconds(time: str) -> float | None:
         return parse_time(time).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def record_after_end(
+    record: MachineRecord, config: MachineConfig, status: tuple[int | None, int | None] = (None, None)
+) -> MachineRecord:
+    """What is to be noted of a machine that was running and does not live. ``status``: as of ``exit_status``."""
+    words = last_words(config, record.spec.id)
+    on_request = record.state == "stopping" or record.reason == "StopWanted"
+    if record.state == "incoming":
+        return record.become("failed", "MigrationFailed", f"it ended before it was taken over: {words}".rstrip(": "))
+    if record.state == "starting" and not on_request:  # not to its end, so that no policy forbids to start it again
+        return record.become("failed", "MachineDidNotStart", f"its start was not completed: {words}".rstrip(": "))
+    if on_request:
+        text = "it was stopped on request"
+        return record.become("stopped", "StoppedOnRequest", f"{text}: {words}" if words else text)
+    end = MachineEnd(round(time.time(), 3), record.run, words, *status)
+    return with_end(replace(record, state="stopped"), end)
+
+
+def with_end(record: MachineRecord, end: MachineEnd) -> MachineRecord:
+    """Of a machine that has ended without a request: how."""
+    text = f"it ended{how_it_ended(end)}"
+    text = f"{text}: {end.words}" if end.words else text
+    return replace(record.become(record.state, "MachineEnded", text), last_end=end)
+
+
+def how_it_ended(end: MachineEnd) -> str:
+    """As the end of a sentence; empty if it is not known."""
+    if end.signal is not None:
+        has_name = end.signal in set(signal.Signals)
+        return f", killed by signal {end.signal}{f' ({signal.Signals(end.signal).name})' if has_name else ''}"
+    return "" if end.code is None else f" with exit code {end.code}"
+
+
+def restarts_of_next_run(existing: MachineRecord | None) -> int:
+    """How often a machine that is started now was started again after an end that no one had asked for."""
+    if existing is None:
+        return 0
+    return existing.restarts + (existing.last_end is not None and existing.last_end.run == existing.run)
 
 
 _ROW = TypeAdapter(MachineRecord)

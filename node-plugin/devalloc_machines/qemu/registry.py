@@ -21,7 +21,6 @@ from uuid import UUID
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu import adoption, emulated_devices, firmware, launch, machine_files, pci, resources, user_ids
-from devalloc_machines.qemu.ends import record_after_end
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, alive, qemu_uuid
 from devalloc_machines.qemu.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed, run_state
@@ -32,24 +31,24 @@ from devalloc_machines.qemu.records import (
     MachineMigration,
     MachineObservation,
     MachineRecord,
-    MachineRecords,
     MachineView,
     RecordState,
     State,
     content_of,
+    record_after_end,
     record_of,
     state_of,
 )
 from devalloc_machines.qemu.spec import (
     EmulatedDevice,
     MachineSpec,
-    NoSandboxes,
     SandboxProvider,
     machine_id,
 )
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import LockFolder
+from devalloc_node.journal import Journal
 from devalloc_node.model.step import Value
 
 LOOK_SECONDS = 2.0
@@ -261,7 +260,7 @@ class MachineRegistry:
     def __init__(
         self,
         config: MachineConfig,
-        records: MachineRecords,
+        records: Journal,
         *,
         changed: Callable[[str], None] = lambda key: None,
         connect: Connect = QmpMonitor,
@@ -269,7 +268,7 @@ class MachineRegistry:
     ) -> None:
         """``changed`` gets the key of a machine that ended or was changed, from any thread. ``homes``: the provider
         of sandboxes; None: machines have none."""
-        self.homes = homes or NoSandboxes()
+        self.homes = homes or SandboxProvider()
         self.config = config
         self.records = records
         self._changed = changed

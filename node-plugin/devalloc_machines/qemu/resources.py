@@ -23,22 +23,20 @@ from devalloc_machines.qemu.cpu_pinning import CpuHolder, NotEnoughCpus, choose_
 from devalloc_machines.qemu.guest_numa import cells_of_vcpus, cpu_places
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process
-from devalloc_machines.qemu.qmp import Monitor
+from devalloc_machines.qemu.qmp import ANSWER_SECONDS, Monitor
 from devalloc_machines.qemu.records import (
     MACHINES,
     UNKNOWN_AMOUNTS,
     MachineAmounts,
     MachineRecord,
-    MachineRecords,
     record_of,
 )
 from devalloc_machines.qemu.spec import CPU, MachineSpec, cpus_text, memory_text, whole_cpus
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.journal import Journal
 
 LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS = 5.0
-"""For one question after the deadline."""
 _NAMED_HOLDERS = 3
 """Machines that a message names as holders of CPUs."""
 
@@ -153,7 +151,7 @@ def apply_change(
 
 def amounts_reached(record: MachineRecord, monitor: Monitor, what: str) -> MachineAmounts:
     """What QEMU was told in sum if it went no further with one amount. Raises NodeError."""
-    applied, due = record.applied, Deadline.after(_ANSWER_SECONDS)
+    applied, due = record.applied, Deadline.after(ANSWER_SECONDS)
     if what == "cpu":
         return applied
     if what == "vcpus":
@@ -283,7 +281,7 @@ class CapacityCheck:
     """Asked under the lock that starts take turns by, across processes, so that who is admitted is recorded before the
     next one is looked at."""
 
-    def __init__(self, host: HostCapacity, records: MachineRecords, uses: HostUses | None = None) -> None:
+    def __init__(self, host: HostCapacity, records: Journal, uses: HostUses | None = None) -> None:
         self._records = records
         self._taken = uses or HostUses()
         self._host = host
@@ -360,7 +358,7 @@ class CapacityCheck:
         yield from self._taken.others()
 
 
-def exclusive_cpus(records: MachineRecords) -> Mapping[int, str]:
+def exclusive_cpus(records: Journal) -> Mapping[int, str]:
     """CPUs of the host that machines have for themselves, and the key of the machine: pinned ones, but for those whose
     CPUs a setup names."""
     cpus: dict[int, str] = {}
@@ -460,7 +458,7 @@ def _use(key: str, record: MachineRecord, permitted: MachineAmounts = UNKNOWN_AM
     )
 
 
-def without_object(records: MachineRecords, gone: Container[str]) -> Iterator[MachineUsage]:
+def without_object(records: Journal, gone: Container[str]) -> Iterator[MachineUsage]:
     """What those machines take that no VirtualMachine speaks for. ``gone``: UIDs of those that are not there."""
     for key, content in records.records(MACHINES).items():
         with suppress(Failed):

@@ -7,11 +7,12 @@ It is made anew at each start, and is the same bytes for the same spec on each n
 from __future__ import annotations
 
 import json
-import os
 import struct
 
+from devalloc.api.machine_start import MachineCloudInit
+from devalloc_machines.qemu import machine_files
 from devalloc_machines.qemu.machine_files import MachineConfig
-from devalloc_machines.qemu.spec import CloudInit, MachineSpec
+from devalloc_machines.qemu.spec import MachineSpec
 from devalloc_node.errors import Failed
 
 LABEL = b"CIDATA     "
@@ -32,8 +33,7 @@ def make(spec: MachineSpec, config: MachineConfig) -> None:
     path = config.seed(spec.id)
     new = path.with_name(f"{path.name}.new")
     try:
-        with open(new, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
-            file.write(image(files_of(spec, spec.cloud_init)))
+        machine_files.write_synced(new, image(files_of(spec, spec.cloud_init)))
         new.replace(path)
     except OSError as error:
         raise Failed(
@@ -41,12 +41,7 @@ def make(spec: MachineSpec, config: MachineConfig) -> None:
         ) from error
 
 
-def remove(machine_id: str, config: MachineConfig) -> None:
-    """Nothing to do if there is none."""
-    config.seed(machine_id).unlink(missing_ok=True)
-
-
-def files_of(spec: MachineSpec, cloud_init: CloudInit) -> dict[str, bytes]:
+def files_of(spec: MachineSpec, cloud_init: MachineCloudInit) -> dict[str, bytes]:
     """What cloud-init reads, by name. The instance is the object: its guest is set up once, however often it starts."""
     meta = {"instance-id": spec.owner, "local-hostname": spec.name}
     files = {"user-data": cloud_init.user_data, "meta-data": json.dumps(meta)}  # JSON is YAML

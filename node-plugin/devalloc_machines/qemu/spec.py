@@ -1,6 +1,7 @@
 """What a machine is to be, in the units of this room: the input of every function that starts or scales one.
 
-Namespace, TAP interface and CPUs that a machine runs in, and the interface of their provider.
+Namespace, TAP interface and CPUs that a machine runs in, their provider, and how a guest gets the address that it has
+there.
 
 From the VirtualMachine object that users write to what this room works with.
 """
@@ -8,16 +9,18 @@ From the VirtualMachine object that users write to what this room works with.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from devalloc.api.host_pool_names import CPU as CPU_RESOURCE
 from devalloc.api.host_pool_names import MEMORY_RESOURCES
+from devalloc.api.machine_start import MachineCloudInit
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import MachineNic, VirtualMachine
 from devalloc.inventory.capacity.config import HUGE_PAGES, resource_named
@@ -127,14 +130,6 @@ class EmulatedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class CloudInit:
-    """What cloud-init in the guest is to do, as texts that it reads."""
-
-    user_data: str
-    network_data: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class MachineSpec:
     """A machine to start, or (``adopt``) one that runs already."""
 
@@ -180,7 +175,7 @@ class MachineSpec:
     that must be on another node. None if its memory is bound to nodes, or comes from ordinary pages."""
     pinned: bool = False
     """Its CPUs run on those of the host that are chosen when it starts, each on one of its own."""
-    cloud_init: CloudInit | None = None
+    cloud_init: MachineCloudInit | None = None
     guest_reports: bool = False
     """What its guest writes on its second serial port is for this plugin."""
     running: bool = True
@@ -282,30 +277,13 @@ HOST_SANDBOX = MachineSandbox()
 """Of machines that have no place of their own."""
 
 
-class SandboxProvider(Protocol):
-    """Safe for threads, of which one at a time asks for a machine."""
+class SandboxProvider:
+    """Places for machines to live in. This one, of a node without warm setups, has none to give. Safe for threads, of
+    which one at a time asks for a machine."""
 
     def give(self, spec: MachineSpec, run: str) -> MachineSandbox:
         """A home for one run of a machine; the same again for the same run, and those of its earlier runs are given
-        back. Raises Denied (``TryAgain``, retryable), Failed."""
-
-    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, Sequence[CpuHolder]]]:
-        """Inside, no home is given CPUs; who has each CPU of the host in a home, once for each vCPU."""
-
-    def network(self, key: str, run: str) -> NetworkAddress | None:
-        """Who the guest of one run of a machine is on its warm card. Raises nothing."""
-
-    def take_back(self, key: str) -> None:
-        """Take back all that a machine has: it has ended. What cannot be taken back now is later."""
-
-    def check_lent(self, spec: MachineSpec) -> None:
-        """Whether a machine that is to be adopted has no owner that waits for it. Raises Denied (``SetupNotTaken``)."""
-
-
-class NoSandboxes:
-    """Of a node that has none to give."""
-
-    def give(self, spec: MachineSpec, run: str) -> MachineSandbox:
+        back. Raises Denied (``PoolMissing``; ``TryAgain``, retryable), Failed."""
         raise Denied(
             "PoolMissing",
             f"machine {spec.key} requires a warm setup (backend warm), but this node has none; start its plugin with "
@@ -313,16 +291,18 @@ class NoSandboxes:
         )
 
     def choosing_cpus(self) -> AbstractContextManager[Mapping[int, Sequence[CpuHolder]]]:
+        """Inside, no home is given CPUs; who has each CPU of the host in a home, once for each vCPU."""
         return nullcontext({})
 
     def network(self, key: str, run: str) -> NetworkAddress | None:
+        """Who the guest of one run of a machine is on its warm card. Raises nothing."""
         return None
 
     def take_back(self, key: str) -> None:
-        pass
+        """Take back all that a machine has: it has ended. What cannot be taken back now is later."""
 
     def check_lent(self, spec: MachineSpec) -> None:
-        pass
+        """Whether a machine that is to be adopted has no owner that waits for it. Raises Denied (``SetupNotTaken``)."""
 
 
 def spec_of(machine: VirtualMachine) -> MachineSpec:
@@ -363,9 +343,7 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         numa_cells=cells,
         page_node=page_nodes[0] if page_nodes else None,
         pinned=start.pinned if start else False,
-        cloud_init=CloudInit(start.cloud_init.user_data, start.cloud_init.network_data)
-        if start and start.cloud_init
-        else None,
+        cloud_init=start.cloud_init if start else None,
         guest_reports=spec.guest_reports,
         running=spec.running,
         restart=spec.restart_policy,
@@ -403,3 +381,36 @@ def _whole(amount: Quantity | None) -> int | None:
 
 def _thousandths(nano: int) -> int:
     return -(-nano // 10**6)
+
+
+_ARGUMENT = "ip="
+
+
+def kernel_argument(network: NetworkAddress, device: str = "") -> str:
+    """For the guest's kernel, or its initramfs: ``ip=`` as the kernel's admin-guide/nfs/nfsroot.rst describes it.
+    ``device``: in the guest; empty: its first network card."""
+    mask = ipaddress.IPv4Interface(network.interface).netmask
+    parts = [network.address, "", network.gateway, str(mask), "", device, "off", *network.nameservers[:2]]
+    return _ARGUMENT + ":".join(parts)
+
+
+def with_address(spec: MachineSpec, network: NetworkAddress | None) -> MachineSpec:
+    """The machine as it is started there: its warm card has the MAC of the network, and its kernel gets the address
+    unless its arguments have an ``ip=`` of their own. Raises Denied (``MacNotAllowed``)."""
+    if network is None:
+        return spec
+    nics: list[Nic] = []
+    for number, nic in enumerate(spec.nics):
+        if nic.warm and nic.mac is not None and nic.mac.lower() != network.mac:
+            raise Denied(
+                "MacNotAllowed",
+                f"machine {spec.key}: nics[{number}].mac is {nic.mac}, but in a warm setup with a network the card has "
+                "the MAC of its setup; remove the field",
+            )
+        nics.append(replace(nic, mac=network.mac) if nic.warm else nic)
+    append = spec.append
+    if spec.kernel is not None and not any(word.startswith(_ARGUMENT) for word in append.split()):
+        number = next(number for number, nic in enumerate(nics) if nic.warm)
+        device = "" if len(nics) == 1 else f"eth{number}"
+        append = f"{append} {kernel_argument(network, device)}".strip()
+    return replace(spec, nics=tuple(nics), append=append)

@@ -10,9 +10,10 @@ from typing import Literal
 
 from devalloc_machines.qemu import adoption, machine_files
 from devalloc_machines.qemu.machine_files import MachineConfig
-from devalloc_machines.qemu.records import MACHINES, MachineRecord, MachineRecords
+from devalloc_machines.qemu.records import MACHINES, MachineRecord
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_node.errors import Denied
+from devalloc_node.journal import Journal
 
 PODS = range(65536, 65536 * 111)
 """Of pods with a user namespace: 65536 for each of 110, as the kubelet has them by default."""
@@ -55,7 +56,7 @@ _ROLES: tuple[UserRole, ...] = ("user", "tpm_user")
 
 
 def free_user(
-    key: str, config: MachineConfig, records: MachineRecords, role: UserRole = "user", other: int | None = None
+    key: str, config: MachineConfig, records: Journal, role: UserRole = "user", other: int | None = None
 ) -> int | None:
     """A user id that no other machine has; the same for the same machine, whose files are that user's. None: the
     plugin's own. It is given when it is written down: until then hold LOCK. ``other``: what the machine itself has in

@@ -10,12 +10,10 @@ from typing import Any
 from devalloc_machines.qemu.command_line import cpu_id
 from devalloc_machines.qemu.hotplug import request_unplug
 from devalloc_machines.qemu.pci import PERIPHERAL
-from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, has_kvm, qom_list
+from devalloc_machines.qemu.qmp import ANSWER_SECONDS, Monitor, QmpRefused, checked_number, has_kvm, qom_list
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 
-_ANSWER_SECONDS = 5.0
-"""For one question while waiting: at the deadline it is still to be told how far it came."""
 _LOOK_SECONDS = 0.1
 _MOST = 1 << 16
 """vCPUs: more than any machine has."""
@@ -161,7 +159,7 @@ def _remove(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> No
                     f"instead of {goal}",
                 )
             # An emulated CPU leaves without an event of its own: its slot is what tells.
-            now = slots(monitor, Deadline.after(_ANSWER_SECONDS))
+            now = slots(monitor, Deadline.after(ANSWER_SECONDS))
             if not any(slot["props"] == place and "qom-path" in slot for slot in now):
                 return
             if deadline.passed:

@@ -33,9 +33,10 @@ from devalloc_machines.qemu.guest_report import (
     updated_report,
 )
 from devalloc_machines.qemu.machine_files import MachineConfig
-from devalloc_machines.qemu.records import MACHINES, MachineRecords, record_of
+from devalloc_machines.qemu.records import MACHINES, record_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
+from devalloc_node.journal import Journal
 from devalloc_node.net.unix_sockets import ForeignListener, connect_to_user
 from devalloc_node.net.wakeable_selector import WakeableSelector
 
@@ -76,7 +77,7 @@ class ReportPort:
 class ReportPorts:
     """The ports of the machines in the journal that live, or are about to. For one thread; calls raise Failed."""
 
-    def __init__(self, records: MachineRecords, config: MachineConfig, *, of_qemu: bool = False) -> None:
+    def __init__(self, records: Journal, config: MachineConfig, *, of_qemu: bool = False) -> None:
         """``of_qemu``: the sockets on which QEMU tells of events, of all machines that were started here; otherwise the
         ports of guests that report."""
         self._records, self._config, self._of_qemu = records, config, of_qemu

@@ -14,8 +14,7 @@ from pathlib import Path
 from devalloc.api.views import MachineView
 from devalloc.store import Object
 from devalloc_machines.qemu import pci
-from devalloc_machines.qemu.migration_offer import MovedDevice
-from devalloc_machines.qemu.moved_devices import check_same, identify
+from devalloc_machines.qemu.migration_offer import MovedDevice, check_same, identify
 from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms import objects
 from devalloc_machines.vms.machine_claims import CALLER, WORK_SECONDS

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu import confinement, launch, machine_files, preflight
-from devalloc_machines.qemu.guest_network import with_address
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, kill, wait
 from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
 from devalloc_machines.qemu.records import MachineRecord
 from devalloc_machines.qemu.registry import PAUSED
-from devalloc_machines.qemu.spec import MachineSandbox, MachineSpec, Nic, machine_id, spec_of
+from devalloc_machines.qemu.spec import MachineSandbox, MachineSpec, Nic, machine_id, spec_of, with_address
 from devalloc_machines.warm.setup import Setup
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError

@@ -22,7 +22,7 @@ from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.sysfs import Tree
 from devalloc.worker import repeat
 from devalloc_machines.qemu.cpu_pinning import CpuHolder, CpuPinning, NotEnoughCpus, choose_cpus
-from devalloc_machines.qemu.spec import MachineSandbox, MachineSpec, whole_cpus
+from devalloc_machines.qemu.spec import MachineSandbox, MachineSpec, SandboxProvider, whole_cpus
 from devalloc_machines.warm.builder import Admit, Leftover, SetupBuilder, SetupPart, SetupTeardown
 from devalloc_machines.warm.pool_state import PoolState, pool_closed_error
 from devalloc_machines.warm.records import SetupRecord, SetupRecords
@@ -582,7 +582,7 @@ _QUIET_SECONDS = 2.0
 """How long whatever else lives in the setup of a machine that has ended may take to leave."""
 
 
-class WarmSandboxes:
+class WarmSandboxes(SandboxProvider):
     """Safe for threads."""
 
     def __init__(self, pool: Pool) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc_machines.qemu import cloned_disks
+from devalloc_machines.qemu import cloned_disks, machine_files
 from devalloc_machines.qemu.cloned_disks import CLUSTER, clone_path, empty_overlay, folder_of
 from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import AmountBounds, Disk, MachineSpec
@@ -247,13 +247,13 @@ def test_disks_that_the_spec_names_no_more_go_at_the_next_start_and_all_with_the
     assert sorted(Path(name).suffix for name in made(spec_with(copy), config)) == [".copy", ".json"]
     cloned_disks.make(spec_with(), config, soon())
     assert made(spec_with(), config) == {}
-    cloned_disks.remove(spec_with().id, config)
+    machine_files.remove_folder(config.disks(spec_with().id))
     assert not config.disks(spec_with().id).exists()
     cloned_disks.make(spec_with(), config, soon())
     assert not config.disks(spec_with().id).exists(), "machines without such disks have no folder for them"
 
 
-CALLS = ("_write_file", "_copy", "_finish", "_remove_file")
+CALLS = ((machine_files, "write_synced"), *((cloned_disks, name) for name in ("_copy", "_finish", "_remove_file")))
 
 
 @pytest.mark.parametrize("mode", ["overlay", "copy"])
@@ -270,8 +270,8 @@ def test_whatever_call_it_is_cut_off_at_the_next_try_makes_whole_disks(
         state = replace(config, state=config.state / f"{number}")
         count = [number]
         with monkeypatch.context() as patch:
-            for name in CALLS:
-                patch.setattr(cloned_disks, name, _cut_off(getattr(cloned_disks, name), count, how))
+            for module, name in CALLS:
+                patch.setattr(module, name, _cut_off(getattr(module, name), count, how))
             try:
                 cloned_disks.make(spec, state, soon())
                 assert number > 2, "nothing was cut off"

@@ -10,9 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc_machines.qemu.ends import how_it_ended, restarts_of_next_run, with_end
 from devalloc_machines.qemu.process import exit_status, pidfd, process
-from devalloc_machines.qemu.records import MachineEnd, MachineRecord, content_of, record_of
+from devalloc_machines.qemu.records import (
+    MachineEnd,
+    MachineRecord,
+    content_of,
+    how_it_ended,
+    record_of,
+    restarts_of_next_run,
+    with_end,
+)
 from devalloc_machines.vms.objects import status_of
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 

@@ -24,7 +24,6 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu import firmware, migrated_firmware, migration, migration_offer, migration_tls
 from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
-from devalloc_machines.qemu.ends import record_after_end
 from devalloc_machines.qemu.firmware import FirmwareIdentity
 from devalloc_machines.qemu.launch import TLS_FOLDER, IncomingPlatform
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
@@ -39,6 +38,7 @@ from devalloc_machines.qemu.records import (
     MachineView,
     State,
     content_of,
+    record_after_end,
     record_of,
 )
 from devalloc_machines.qemu.spec import machine_id, spec_of

@@ -12,8 +12,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_machines.qemu.migration_offer import MovedDevice
-from devalloc_machines.qemu.moved_devices import check_same, identify
+from devalloc_machines.qemu.migration_offer import MovedDevice, check_same, identify
 from devalloc_machines.vms.migration_objects import hand_over_object
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.errors import Denied

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from devalloc.api.machine_start import MAX_CLOUD_INIT
-from devalloc_machines.qemu import seed_disk
+from devalloc_machines.qemu import launch, seed_disk
 from devalloc_machines.qemu.command_line import start_disks
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.spec import spec_of
@@ -55,7 +55,7 @@ def read(image: bytes) -> dict[str, bytes]:
 
 def test_the_files_are_those_that_cloud_init_reads(tmp_path: Path) -> None:
     spec = spec_of(machine_of(machine(userData=USERS, networkData="version: 2\n")))
-    config = MachineConfig(state=tmp_path)
+    config = MachineConfig(state=tmp_path, run=tmp_path / "run", cgroups=tmp_path / "none")
     seed_disk.make(spec, config)
     files = read(config.seed(spec.id).read_bytes())
     assert files == {
@@ -67,8 +67,8 @@ def test_the_files_are_those_that_cloud_init_reads(tmp_path: Path) -> None:
     before = config.seed(spec.id).read_bytes()
     seed_disk.make(spec, config)
     assert config.seed(spec.id).read_bytes() == before, "the same on each node and at each start"
-    seed_disk.remove(spec.id, config)
-    seed_disk.remove(spec.id, config)
+    launch.forget(spec.id, config)
+    launch.forget(spec.id, config)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc_machines.qemu.guest_network import kernel_argument, with_address
-from devalloc_machines.qemu.spec import AmountBounds, MachineSpec, Nic
+from devalloc_machines.qemu.spec import AmountBounds, MachineSpec, Nic, kernel_argument, with_address
 from devalloc_machines.warm.addresses import BridgeNetwork
 from devalloc_machines.warm.records import SetupRecord, SetupRecords
 from devalloc_machines.warm.setup import NotEnoughSetups

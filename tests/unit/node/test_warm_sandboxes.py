@@ -15,7 +15,7 @@ import pytest
 from devalloc_machines.qemu.cpu_pinning import NotEnoughCpus, pin_vcpus
 from devalloc_machines.qemu.process import Process
 from devalloc_machines.qemu.resources import free_cpus
-from devalloc_machines.qemu.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, NoSandboxes
+from devalloc_machines.qemu.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, SandboxProvider
 from devalloc_machines.warm.pool import Pool, WarmSandboxes
 from devalloc_machines.warm.records import SetupRecord
 from devalloc_machines.warm.setup import NotEnoughSetups, Setup, WarmConfig
@@ -104,7 +104,7 @@ def test_names_of_machines_may_be_as_long_as_names_can_be(tmp_path: Path, toy: T
 
 def test_a_node_without_setups_says_so() -> None:
     with raises(Denied, "PoolMissing", retryable=False, match="machine default/web requires a warm setup"):
-        NoSandboxes().give(WEB, "run")
+        SandboxProvider().give(WEB, "run")
 
 
 def test_a_setup_that_its_owner_changes_cannot_be_given_back(tmp_path: Path, toy: ToyPart) -> None:
