@@ -13,6 +13,7 @@ import pytest
 from devalloc.inventory.capacity import NumaNode
 from devalloc.inventory.capacity.cpus import CpuTopology
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
+from devalloc_machines.qemu.resources import exclusive_cpus
 from devalloc_node.errors import Denied
 from tests.support.deadlines import soon
 from tests.support.images import Image
@@ -80,7 +81,7 @@ def test_pinned_machines_have_cpus_for_themselves_until_they_end_also_after_a_re
                 machines.resume("default/c", soon())
                 machines.scale("default/c", "vcpus", 2, soon())
                 assert vcpus(machines, "c") == [{FIRST}, {SECOND}]
-                assert machines.exclusive_cpus().keys() == {FIRST, SECOND}
+                assert exclusive_cpus(machines.records).keys() == {FIRST, SECOND}
                 for thread in threads(machines, "c").values():  # as those of vCPUs are that were just added
                     os.sched_setaffinity(thread, {FIRST, SECOND})
             with plugin(made) as machines:

@@ -26,7 +26,9 @@ _BOUNDS = (("memory", "memory.limit_in_bytes", "memory.max"), ("pids", "pids.max
 """Controllers, with the file of their bound in either version."""
 HUGE_PAGES = "hugetlb"
 """The controller of huge pages, which has files for each size of them."""
-_ALL = ("", "cpu", "cpu,cpuacct", "cpuacct,cpu", *(controller for controller, _, _ in _BOUNDS), HUGE_PAGES)
+_CPU = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+"""What the controller of CPU time may be called in version 1."""
+_ALL = ("", *_CPU, *(controller for controller, _, _ in _BOUNDS), HUGE_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +50,14 @@ def make_group(root: Path, name: str) -> CpuGroup:
     Raises Failed (``CgroupUnavailable``).
     """
     try:
-        if (root / "cgroup.controllers").exists():
-            for folder in (root, root / OURS):
-                folder.mkdir(exist_ok=True)
-                if "cpu" not in (folder / "cgroup.subtree_control").read_text().split():
-                    _write(folder / "cgroup.subtree_control", "+cpu")
-            group = CpuGroup(2, root / OURS / name)
-        else:
-            controllers = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
-            controller = next((root / c for c in controllers if (root / c / "cgroup.procs").exists()), None)
-            if controller is None:
-                raise Failed("CgroupUnavailable", f"no cpu controller below {root}", retryable=False)
-            (controller / OURS).mkdir(exist_ok=True)
-            group = CpuGroup(1, controller / OURS / name)
-        group.folder.mkdir(exist_ok=True)
+        if _is_second(root):
+            return CpuGroup(2, _folder_of(root, "cpu", name))
+        controller = next((each for each in _CPU if (root / each / "cgroup.procs").exists()), None)
+        if controller is None:
+            raise Failed("CgroupUnavailable", f"no cpu controller below {root}", retryable=False)
+        return CpuGroup(1, _folder_of(root, controller, name))
     except OSError as error:
         raise Failed("CgroupUnavailable", f"no cgroup for machine {name} below {root}: {error}") from None
-    return group
 
 
 def set_bounds(root: Path, name: str, limits: QemuLimits) -> tuple[list[Path], list[str]]:

@@ -179,11 +179,12 @@ class ExitHandler:
         """``record_after_end`` is called for each machine that ended without a request."""
         self._registry = registry
         self._ended = ended
-        self._deaths = ExitWatcher(self._died)
+        self.watcher = ExitWatcher(self._died)
+        """Of the processes that are machines: the end of each is noted."""
 
     def close(self) -> None:
         """Watch none any more."""
-        self._deaths.close()
+        self.watcher.close()
 
     def recover(self) -> None:
         """Settle all that are known, and say which others live."""
@@ -211,7 +212,7 @@ class ExitHandler:
         records = self._registry.records.records(MACHINES)
         for key, content in records.items():
             with suppress(NodeError, OSError):  # said by ``recover``, and by who asks for it: this is done too often
-                if content.get("state") == "running" and self._deaths.watches(key):
+                if content.get("state") == "running" and self.watcher.watches(key):
                     continue  # nearly all, nearly always: it is not even read
                 if self._is_settled(record_of(key, content)):
                     continue
@@ -227,15 +228,7 @@ class ExitHandler:
         process = self._registry.process_of(record)
         if process is None:
             return record.state in ("stopped", "failed") and not record.tap_limits
-        return record.state in ("running", "incoming") and self._deaths.watches(record.spec.key)
-
-    def watch(self, key: str, process: Process) -> None:
-        """Have it noted when this process, which is the machine, ends."""
-        self._deaths.watch(key, process)
-
-    def leave(self, key: str) -> None:
-        """Watch it no more."""
-        self._deaths.leave(key)
+        return record.state in ("running", "incoming") and self.watcher.watches(record.spec.key)
 
     def note_end(self, record: MachineRecord, status: ExitStatus = (None, None)) -> None:
         """Record that a machine ended, if that is not recorded yet; log it if no one requested it."""
@@ -251,7 +244,7 @@ class ExitHandler:
 
     def gone(self, record: MachineRecord) -> None:
         """Take away what one that has ended leaves on the host."""
-        self.leave(record.spec.key)
+        self.watcher.leave(record.spec.key)
         with suppress_and_log(record.spec.key):
             rates.remove_tap_limits(self._registry, record.spec.key)
         if record.spec.adopt is None:
@@ -281,7 +274,7 @@ class ExitHandler:
                 elif record.state == "starting" and self._has_begun(record):
                     self._registry.put(replace(record, state="running"))
                 self._pin(self._registry.record_for(key), process)
-                self.watch(key, process)
+                self.watcher.watch(key, process)
             else:
                 self.note_end(record, status)
                 rates.remove_tap_limits(self._registry, key)

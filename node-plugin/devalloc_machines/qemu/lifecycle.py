@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,6 @@ from devalloc_machines.qemu.records import (
     PLUGS,
     UNKNOWN_AMOUNTS,
     MachineRecord,
-    MachineView,
     restarts_of_next_run,
 )
 from devalloc_machines.qemu.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
@@ -89,7 +88,7 @@ class MachineLifecycle(MachineRegistry):
     ) -> None:
         """As ``MachineRegistry``; ``ended`` is called for each machine that ended without a request. ``host``: what all
         machines may have of it, with those of others among ``uses``; None: no limit."""
-        super().__init__(config, records, changed=changed, connect=connect, homes=homes)
+        super().__init__(config, records, changed, connect, homes)
         uses = uses or HostUses()
         self._room = None if host is None else CapacityCheck(host, records, uses)
         self._others = uses.others
@@ -172,11 +171,7 @@ class MachineLifecycle(MachineRegistry):
                     code = firmware.code_digest(firmware.firmware_files(spec, self.config))
                 record = replace(record, firmware=code)
                 launch.check(spec, self.config, launch.LaunchOptions(record, accel, incoming))
-            if self._room is not None:
-                self._room.count_stored(spec)
-            with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
-                if self._room is not None:
-                    self._room.check(machine, spec)
+            with self.admitted(machine, spec, deadline, "start"):
                 user = user_ids.free_user(spec.key, self.config, self.records)
                 tpm_user = None
                 if spec.tpm:
@@ -185,7 +180,7 @@ class MachineLifecycle(MachineRegistry):
                 if spec.pinned and not spec.wants_sandbox:
                     host = self.config.topology()
                     with self.homes.choosing_cpus() as in_setups:  # or a setup could be given the same ones
-                        cpus = resources.free_cpus(spec, host, in_setups, self.exclusive_cpus())
+                        cpus = resources.free_cpus(spec, host, in_setups, resources.exclusive_cpus(self.records))
                         self.put(record := replace(record, cpus=tuple(cpus)))
                 else:
                     self.put(record)
@@ -206,23 +201,17 @@ class MachineLifecycle(MachineRegistry):
             raise error from None
 
     @contextmanager
-    def admitted(self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline) -> Iterator[None]:
+    def admitted(
+        self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline, work: str = "admit"
+    ) -> Iterator[None]:
         """Inside, there is capacity for one more machine, and no other one is admitted: record it there
         for ``others``. Raises Denied (``HostFull``), Failed."""
         if self._room is not None:
             self._room.count_stored(spec)
-        with self._among_all(user_ids.LOCK, deadline, f"admit {spec.key}"):
+        with self._among_all(user_ids.LOCK, deadline, f"{work} {spec.key}"):
             if self._room is not None:
                 self._room.check(machine, spec)
             yield
-
-    def exclusive_cpus(self) -> Mapping[int, str]:
-        """CPUs of the host that machines have for themselves, and the key of the machine. Raises Failed."""
-        return resources.exclusive_cpus(self.records)
-
-    def all_lost(self) -> Sequence[MachineView]:
-        """Those that live and have no record, with their process and what can be done; see ``registry.all_orphans``."""
-        return registry.all_orphans(self)
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         """Keep one of ``all_lost`` again, as ``machine``, if it is the ``run`` that this was last seen as.
@@ -233,10 +222,12 @@ class MachineLifecycle(MachineRegistry):
             return
         with self.hold(key, deadline, "take up"):
             if (process := self.lost(key)) is not None:
-                if machine is None:
+                launched = None if machine is None else launch.record_at_launch(machine, self.config)
+                if launched is None or launched.run != run:
                     raise registry.orphan_refusal(key, process)
-                self.put(registry.recognised_record(self, machine, run, process, deadline))
-                self._settling.watch(key, process)
+                self.put(registry.observe_run(self, launched, process, deadline))
+                LOG.warning("adopted machine %s (process %d), which was not in the journal", key, process.pid)
+                self._settling.watcher.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
         """Let its CPUs run, and be wanted to. Nothing to do if that is so.
@@ -301,8 +292,7 @@ class MachineLifecycle(MachineRegistry):
             resources.check_adopted(spec, adopted.applied)
             if existing is not None:  # its record goes, and with it what is known of its limits
                 self._settling.note_end(existing)
-                if not rates.remove_tap_limits(self, spec.key):
-                    raise _limits_remain(spec.key)
+                self._remove_tap_limits(spec.key)
             with self._among_all(_ADOPTING, deadline, f"adopt {spec.key}"):
                 for other, process in self.living():
                     if other.spec.key != spec.key and process == adopted.process:
@@ -313,7 +303,7 @@ class MachineLifecycle(MachineRegistry):
                         )
                 self.put(adopted)
             if adopted.process is not None:
-                self._settling.watch(spec.key, adopted.process)
+                self._settling.watcher.watch(spec.key, adopted.process)
 
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         """Have its guest power down within ``seconds`` (None: as its spec says); with ``force`` end it then.
@@ -385,14 +375,13 @@ class MachineLifecycle(MachineRegistry):
             if record.spec.adopt is None:
                 if self.process_of(record) is not None:
                     raise Denied("MachineRuns", f"machine {key} runs; stop it first")
-                if not rates.remove_tap_limits(self, key):
-                    raise _limits_remain(key)
+                self._remove_tap_limits(key)
                 launch.forget(record.spec.id, self.config)
             elif record.wanted_rates.disk_io is not None and self.process_of(record) is not None:
                 with suppress_and_log(key), self.line(record) as monitor:  # it goes on with all that it had before
                     rates.enforce(self, replace(record, rates=NO_RATES), monitor, deadline)
             self.records.drop(MACHINES, key)
-            self._settling.leave(key)
+            self._settling.watcher.leave(key)
 
     def remove_remains(self, key: str, deadline: Deadline) -> None:
         """Remove the variables, TPM, own disks and logs of a deleted machine that is not in the journal, so that no
@@ -561,14 +550,13 @@ class MachineLifecycle(MachineRegistry):
                 problems = (error.message,)
             for problem in problems:
                 LOG.warning("machine %s: %s", spec.key, problem)
-        self._settling.watch(spec.key, process)
+        self._settling.watcher.watch(spec.key, process)
 
     def remove(self, record: MachineRecord, deadline: Deadline) -> None:
         """End QEMU of a machine without asking its guest, and keep nothing of it. Only for the holder of its lock."""
         self.end_process(record, deadline)
         self._settling.gone(record)
-        if not rates.remove_tap_limits(self, record.spec.key):
-            raise _limits_remain(record.spec.key)
+        self._remove_tap_limits(record.spec.key)
         launch.forget(record.spec.id, self.config)
         self.records.drop(MACHINES, record.spec.key)
 
@@ -586,6 +574,10 @@ class MachineLifecycle(MachineRegistry):
             record = self.find(key)
             if record is not None and record.migration is not None:
                 self.remove(record, deadline)
+
+    def _remove_tap_limits(self, key: str) -> None:
+        if not rates.remove_tap_limits(self, key):
+            raise Failed("LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again")
 
     def _lives(self, record: MachineRecord) -> Process:
         process = self.process_of(record)
@@ -619,10 +611,6 @@ class MachineLifecycle(MachineRegistry):
         record = record if there is None or there.run != record.run else there
         self.put(record.become("failed", error.code, error.message))
         self._settling.gone(record)
-
-
-def _limits_remain(key: str) -> Failed:
-    return Failed("LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again")
 
 
 def _refused_by_host(key: str, error: OSError) -> Failed:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
-from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu import adoption, emulated_devices, firmware, launch, machine_files, pci, resources, user_ids
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, alive, qemu_uuid
@@ -40,7 +39,6 @@ from devalloc_machines.qemu.records import (
     state_of,
 )
 from devalloc_machines.qemu.spec import (
-    EmulatedDevice,
     MachineSpec,
     SandboxProvider,
     machine_id,
@@ -72,11 +70,8 @@ SLEEPING = "suspended"
 class StatusCache:
     """The last look at each machine. Safe for threads."""
 
-    def __init__(
-        self, observe: Callable[[MachineRecord], tuple[MachineAmounts, tuple[EmulatedDevice, ...], str, int | None]]
-    ) -> None:
-        """``observe`` asks QEMU what it has, what was plugged into it, its status, and what memory it was told to have
-        (None: as noted). Raises NodeError."""
+    def __init__(self, observe: Callable[[MachineRecord], MachineObservation]) -> None:
+        """``observe`` asks QEMU. Raises NodeError."""
         self._observe = observe
         self._mutex = threading.Lock()
         self._last: dict[str, MachineObservation] = {}
@@ -103,7 +98,8 @@ class StatusCache:
         for record, last in (futures[one] for one in late):
             silent = f"QEMU of machine {record.spec.key} did not answer in time; others hang too, or the host is busy"
             problem = Unknown("MonitorSilent", silent)
-            self._keep(record, replace(last, until=time.monotonic() + _FRESH_SECONDS, problem=problem))
+            with self._mutex:
+                self._last[record.spec.key] = replace(last, until=time.monotonic() + _FRESH_SECONDS, problem=problem)
 
     def last(self, key: str) -> MachineObservation | None:
         """What was seen last, however long ago; None if nothing was since the machine was changed."""
@@ -114,17 +110,12 @@ class StatusCache:
         with self._mutex:
             return self._last.get(record.spec.key, MachineObservation())
 
-    def _keep(self, record: MachineRecord, look: MachineObservation) -> MachineObservation:
-        with self._mutex:
-            self._last[record.spec.key] = look
-        return look
-
     def _look(self, record: MachineRecord, before: MachineObservation) -> MachineObservation:
         now, this, key = time.monotonic(), object(), record.spec.key
         with self._mutex:
             self._under_way.setdefault(key, set()).add(this)
         try:
-            look = MachineObservation(now + _FRESH_SECONDS, *self._observe(record))
+            look = replace(self._observe(record), until=now + _FRESH_SECONDS)
         except NodeError as problem:
             look = replace(before, until=now + _HUNG_SECONDS, problem=problem)
         with self._mutex:
@@ -261,7 +252,6 @@ class MachineRegistry:
         self,
         config: MachineConfig,
         records: Journal,
-        *,
         changed: Callable[[str], None] = lambda key: None,
         connect: Connect = QmpMonitor,
         homes: SandboxProvider | None = None,
@@ -413,6 +403,26 @@ class MachineRegistry:
             else machine_files.process_of(machine_id(key), self.config)
         )
 
+    def all_lost(self) -> Sequence[MachineView]:
+        """Those that live and have no record, as far as that and what they are called is known: with their process and
+        what can be done. Raises NodeError."""
+        lost = list[MachineView]()
+        recorded = {machine_id(key) for key in self.records.records(MACHINES)}
+        for lives in machine_files.machine_ids(self.config) - recorded:
+            process, key = None, None
+            with suppress(NodeError, OSError, ValueError):  # one that cannot be told of must not hide the others
+                process = machine_files.process_of(lives, self.config)
+                key = launch.read_plan(lives, self.config).get("key")
+            if process is not None and isinstance(key, str) and machine_id(key) == lives:
+                why = (
+                    f"it lives as process {process.pid} but is not in the journal: a VirtualMachine that names this "
+                    f"run adopts it; else shut its guest down, or end that process (kill {process.pid})"
+                )
+                socket = str(self.config.folder(lives) / "qmp")
+                view = MachineView(key, "", State.LOST, pid=process.pid, reason="MachineLost", message=why)
+                lost.append(replace(view, qmp_socket=socket))
+        return lost
+
     def has_files_of_another(self, key: str) -> bool:
         """Whether a machine that is not recorded would get the folders of one that is. Names of files have 48 bits of a
         digest of the key, and a patient tenant can search for a name that has the same. Raises Failed."""
@@ -489,17 +499,14 @@ class MachineRegistry:
         """Write its record down."""
         self.records.put(MACHINES, record.spec.key, content_of(record))
 
-    def _observed(self, record: MachineRecord) -> tuple[MachineAmounts, tuple[EmulatedDevice, ...], str, int | None]:
+    def _observed(self, record: MachineRecord) -> MachineObservation:
         with self.line(record) as monitor:
             due = Deadline.after(LOOK_SECONDS)
             seen = resources.observe_resources(record, self.config, monitor, self.process_of(record), due)
             status = run_state(monitor, due)
-            return (
-                seen,
-                emulated_devices.plugged_emulated(monitor, due),
-                status,
-                resources.pending_memory_bytes(record, monitor, seen, due),
-            )
+            plain = emulated_devices.plugged_emulated(monitor, due)
+            pending = resources.pending_memory_bytes(record, monitor, seen, due)
+            return MachineObservation(observed=seen, plain=plain, status=status, requested_memory=pending)
 
 
 def _busy(what: str, why: str) -> Failed:
@@ -578,22 +585,6 @@ def orphan_refusal(name: str, process: Process) -> Denied:
     )
 
 
-def recognised_record(
-    machines: MachineRegistry, machine: VirtualMachine, run: str, process: Process, due: Deadline
-) -> MachineRecord:
-    """The record of a living machine, if it is the ``run`` that its object names.
-
-    Raises Denied (``MachineRuns``) if it is another run, and Failed or Unknown if QEMU does not answer.
-    """
-    key = "/".join(machine.key)
-    record = launch.record_at_launch(machine, machines.config)
-    if record is None or record.run != run:
-        raise orphan_refusal(key, process)
-    there = observe_run(machines, record, process, due)
-    LOG.warning("adopted machine %s (process %d), which was not in the journal", key, process.pid)
-    return there
-
-
 def observe_run(machines: MachineRegistry, record: MachineRecord, process: Process, due: Deadline) -> MachineRecord:
     """The record of a machine that lives as ``process``, with what QEMU says: which run it is, and whether its CPUs
     ever ran. Raises Denied (``MachineRuns``) if nothing tells how that run was started, NodeError."""
@@ -608,22 +599,3 @@ def observe_run(machines: MachineRegistry, record: MachineRecord, process: Proce
     # TAP interfaces may still be limited for the run before.
     limits = dict.fromkeys((*record.tap_limits, *launched.tap_limits))
     return replace(launched.become(state), tap_limits=tuple(limits))
-
-
-def all_orphans(machines: MachineRegistry) -> list[MachineView]:
-    """Those that live and have no record, as far as that and what they are called is known. Raises NodeError."""
-    config, lost_machines = machines.config, []
-    for lives in machine_files.machine_ids(config) - {machine_id(key) for key in machines.records.records(MACHINES)}:
-        process, key = None, None
-        with suppress(NodeError, OSError, ValueError):  # one that cannot be told of must not hide the others
-            process, key = machine_files.process_of(lives, config), launch.read_plan(lives, config).get("key")
-        if process is not None and isinstance(key, str) and machine_id(key) == lives:
-            why = (
-                f"it lives as process {process.pid} but is not in the journal: a VirtualMachine that names this run "
-                f"adopts it; else shut its guest down, or end that process (kill {process.pid})"
-            )
-            socket = str(config.folder(lives) / "qmp")
-            lost_machines.append(
-                MachineView(key, "", State.LOST, pid=process.pid, reason="MachineLost", message=why, qmp_socket=socket)
-            )
-    return lost_machines

@@ -21,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily
 from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.device_users import visibility_problem
 from devalloc_machines.part import MachineHomes, machines_of
+from devalloc_machines.qemu import resources
 from devalloc_machines.warm.pool import Pool, PoolBackground, WarmSandboxes, is_served
 from devalloc_machines.warm.records import SetupRecords
 from devalloc_machines.warm.service import WarmService
@@ -62,7 +63,7 @@ class WarmSetups(MachineHomes):
             admit=lambda machine, spec: machines_of(node).machines.admitted(
                 machine, spec, Deadline.after(ADMIT_SECONDS)
             ),
-            exclusive=lambda: machines_of(node).machines.exclusive_cpus(),
+            exclusive=lambda: resources.exclusive_cpus(machines_of(node).machines.records),
         )
         self.homes: WarmSandboxes = WarmSandboxes(self.pool)
         self.lent = config.paused.run

@@ -42,6 +42,7 @@ from devalloc_machines.qemu.records import (
     MACHINES,
     PLUGS,
     MachineAmounts,
+    MachineObservation,
     MachineRecord,
     MachineView,
     content_of,
@@ -581,9 +582,9 @@ def test_junk_from_one_qemu_hides_no_other_machine(
 
 
 def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def observe(record: MachineRecord) -> tuple[MachineAmounts, tuple[EmulatedDevice, ...]]:
+    def observe(record: MachineRecord) -> MachineObservation:
         if record.spec.name == "well":
-            return MachineAmounts(1000, 1, 512 * MIB), ()
+            return MachineObservation(observed=MachineAmounts(1000, 1, 512 * MIB))
         assert answered.wait(60), "it was waited for"
         raise Unknown("MonitorSilent", "no answer")
 
@@ -603,12 +604,12 @@ def test_a_look_during_a_change_is_not_shown_afterwards() -> None:
     """Else one that is deleted and created anew is said not to answer, because its last run did not."""
     record = MachineRecord(virtual_machine("web").to_manifest(), "running", "run")
 
-    def observe(record: MachineRecord) -> tuple[MachineAmounts, tuple[EmulatedDevice, ...]]:
+    def observe(record: MachineRecord) -> MachineObservation:
         if not seen_first:
             seen_first.append(record)
             seen.forget(record.spec.key)  # it was ended, and begun again
             raise Failed("MonitorUnreachable", "the port is closed")
-        return MachineAmounts(1000, 1, 64 * MIB), ()
+        return MachineObservation(observed=MachineAmounts(1000, 1, 64 * MIB))
 
     seen_first: list[MachineRecord] = []
     seen = registry.StatusCache(observe)
@@ -635,9 +636,9 @@ def test_what_another_plugin_does_with_machines_is_taken_up(
         new.recover()
         machines.adopt(adopting(qemu.path), soon())
         record, _ = new.running(KEY)
-        assert not new._settling._deaths.watches(KEY)
+        assert not new._settling.watcher.watches(KEY)
         new.settle()
-        assert new._settling._deaths.watches(KEY), "that it ends is noticed"
+        assert new._settling.watcher.watches(KEY), "that it ends is noticed"
         with machines.hold(KEY, soon(), "scale memory"):
             machines.put(record.become("stopping"))
             new.settle()
