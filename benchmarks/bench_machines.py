@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from benchmarks.harness import Row, benchmark
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu
 from tests.support.waiting import until
 
@@ -94,7 +94,7 @@ def _allocating(node: NodeWithForkedQemu, room: int) -> Iterator[None]:
     """Inside, the allocator runs, and the node has room for so many machines."""
     node.store.create(host(NODE, cpus=room, memory=room))
     stop = threading.Event()
-    allocator = threading.Thread(target=DeviceClaimAllocator(node.store).run, args=(stop,))
+    allocator = threading.Thread(target=machine_allocator(node.store).run, args=(stop,))
     allocator.start()
     try:
         yield

@@ -23,6 +23,7 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import Fleet
+from tests.support.machine_allocator import machine_allocator
 
 Manifest = dict[str, Any]
 
@@ -195,7 +196,7 @@ def waiting(shapes: int) -> None:
         for number in range(WAITING):
             rule = f"device.numa < {9 + number % shapes}"
             store.create(wants(f"a{number}", 1, "a", constraints=rule) if shapes <= 8 else wide(number))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         settle(allocator)
         for what, device_class in (("other devices", "nic"), ("the same devices", "gpu")):
             seconds = []
@@ -207,7 +208,7 @@ def waiting(shapes: int) -> None:
                 seconds.append(cpu(allocator.round))
                 allocator.round()
             report(f"10,000 wait, {shapes:,} shapes: a neighbour's answer, {what}", seconds)
-        restarted, allocator = time.process_time(), DeviceClaimAllocator(store)
+        restarted, allocator = time.process_time(), machine_allocator(store)
         settle(allocator)
         report(f"10,000 wait, {shapes:,} shapes: restart, until all are answered", [time.process_time() - restarted])
         for _ in range(RENEWALS):

@@ -194,7 +194,7 @@ def _random_cluster(seed: int) -> Answer:
 
 def _example(folder: Path) -> Answer:
     from devalloc.api.manifests import load
-    from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+    from devalloc.machines.schedule.what_if import solve_with_machines
 
     loaded = load([folder])
     return {

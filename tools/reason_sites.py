@@ -44,7 +44,7 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"{_RECONCILE}/stored_claims.py", (_CLAIMS, _RESOURCES)),
     (f"{_RECONCILE}/write_backoff.py", (_CLAIMS, _MACHINES)),
     (f"{_RECONCILE}/searches.py", (_CLAIMS, _RESOURCES)),
-    (f"{_RECONCILE}/vm_scheduling/", (_MACHINES,)),
+    ("devalloc/machines/schedule/", (_MACHINES,)),
     (f"{_RECONCILE}/fenced.py", (_MACHINES,)),
     ("node-plugin/devalloc_machines/vms/", (_MACHINES,)),
     ("", (_OTHERS,)),

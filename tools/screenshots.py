@@ -20,7 +20,6 @@ from rich.console import Console
 from devalloc.api.manifests import load
 from devalloc.cli.render.top_screen import TopScreen
 from devalloc.controller.cordon import CordonTarget, set_cordon
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.usage.overview import build_overview
@@ -29,6 +28,7 @@ from devalloc.usage.overview.refusal_cache import NO_REFUSALS
 from tests.support.browser import new_page, running, wait_until
 from tests.support.chromium import chromium
 from tests.support.go_build import Unavailable
+from tests.support.machine_allocator import machine_allocator
 from tests.support.resource_manifests import counters, device, resource_claim, resource_quota, slice_of, warning
 from tests.support.served_page import TOKEN, FixedStore, served
 
@@ -61,12 +61,12 @@ def objects() -> list[Object]:
         documents = [document.content for name in EXAMPLES for document in load([f"examples/{name}"]).documents]
         for obj in [*{Key.of(obj): obj for obj in documents}.values(), resource_quota("team", gpu="6", vf="4")]:
             store.create(obj)
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         for machine in store.list("VirtualMachine").objects:
             if machine["metadata"]["name"] == "trainer":
                 store.replace_status({**machine, "status": {**machine["status"], **RUNNING}})
         set_cordon(store, CordonTarget(pool="small-b-t4", devices=(None,)), "ada: new firmware")
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         return [*store.list().objects, *_for_pods()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -58,6 +59,15 @@ def booked_entries(machine: Mapping[str, Any]) -> list[Any]:
     if not isinstance(entries, list) or not isinstance(node, str) or not node:
         return []
     return readable_entries(entries)
+
+
+def sum_entries(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
+    """What entries take, to be added up."""
+    usage: dict[tuple[str, str, str], int] = defaultdict(int)
+    for entry in entries:
+        for amount in entry.get("allocations", ()):
+            usage[entry["devicePoolName"], entry["deviceName"], amount["name"]] += parse_nano(amount["allocation"])
+    return usage
 
 
 def readable_entries(entries: Iterable[Any]) -> list[Any]:

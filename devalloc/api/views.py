@@ -171,6 +171,12 @@ class MachineView(ObjectView):
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     @property
+    def claims(self) -> list[ClaimKey]:
+        """Namespace and name of each claim that its spec names."""
+        namespace = self.key[0]
+        return [(namespace, name) for name in self.claim_names]
+
+    @property
     def node(self) -> str | None:
         """The node that is to run it: the one its spec names, else the one that was chosen for it."""
         is_chosen = self.is_held or not self.is_unsettled
@@ -213,6 +219,11 @@ class MachineView(ObjectView):
         """The node that has something of it; None if no node does. If the name was removed, the node that is to run
         it, or ""."""
         return (self.annotation(meta.PREPARED_ON) or self.node or "") if self.is_held else None
+
+    @property
+    def running_node(self) -> str:
+        """The node that it is on if it runs."""
+        return self.holder or str(self.spec.get("nodeName") or self.status.get("nodeName") or "")
 
     @property
     def migration_state(self) -> Mapping[str, Any]:

@@ -33,7 +33,7 @@ from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import missing_controller_note
 from devalloc.cli.terminal import print_heading, print_line
 from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside, solver_documents
-from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc.store.errors import Forbidden, Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver.dialects.api_groups import api_group_of

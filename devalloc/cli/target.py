@@ -326,7 +326,7 @@ def has_ended_for_good(machine: dict[str, Any]) -> bool:
     """Whether a machine ended, and its restart policy keeps it from running again."""
     from devalloc.api.decode import decode
     from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
+    from devalloc.machines.schedule.machines import has_ended
 
     vm = decode(machine).object
     return isinstance(vm, VirtualMachine) and has_ended(vm)

@@ -25,8 +25,8 @@ from devalloc.cli.target import (
 )
 from devalloc.cli.terminal import print_note
 from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside
-from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 from devalloc.machines.replica_sets import is_ready, owner_of
+from devalloc.machines.schedule.machines import has_ended
 from devalloc_solver.dialects.api_groups import api_group_of
 
 if TYPE_CHECKING:

@@ -32,11 +32,11 @@ from devalloc.api.serving import is_of_unserved
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS, solver_documents
-from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
-from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of, has_ended, is_running
-from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
-from devalloc.controller.reconcile.vm_scheduling.migrations import is_refused_by_target, waits_for_other_migration
 from devalloc.machines.migrations import has_purpose, new_migration, pending_migrations, withdraw_migration
+from devalloc.machines.schedule.machines import KIND, has_ended, is_running
+from devalloc.machines.schedule.migrations import KIND as MIGRATION_KIND
+from devalloc.machines.schedule.migrations import is_refused_by_target, waits_for_other_migration
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc.store import OBJECT_FAILURES, Conflict, Key, NotFound, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
 
@@ -133,9 +133,11 @@ def moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
 
 def other_claims(objects: Sequence[Object], node: str, machines: Collection[DrainedMachine]) -> list[Object]:
     """List the claims on the node that neither move with a machine nor stay for one that does not run."""
-    moving = {claim for one in machines if one.leaves for claim in claims_of(one.machine)}
+    moving = {claim for one in machines if one.leaves for claim in MachineView(one.machine).claims}
     moving |= {ClaimView(claim).key for claim in moved_claims(objects, node)}
-    resting = {claim for one in machines if not one.leaves and not one.runs for claim in claims_of(one.machine)}
+    resting = {
+        claim for one in machines if not one.leaves and not one.runs for claim in MachineView(one.machine).claims
+    }
     return [
         claim
         for claim in claims_on(objects, node)
@@ -199,7 +201,9 @@ def predict(
     """
     objects, planned = list(objects), list(planned)
     leaving = {one.key: one.machine for one in planned if one.fate is Fate.MOVE}
-    released = {claim for one in planned if one.fate is Fate.MOVE for claim in claims_of(one.machine)} | {*claims}
+    released = {claim for one in planned if one.fate is Fate.MOVE for claim in MachineView(one.machine).claims} | {
+        *claims
+    }
     pending = pending_migrations(objects)
     moving = [one.key for one in planned if one.fate is Fate.MIGRATE and not pending[MachineView(one.machine).key]]
     documents = [_as_left(obj, node, leaving, released, note) for obj in objects]
@@ -342,7 +346,7 @@ class _Fleet:
             return f"it is {phase}"
         if MachineView(machine).holder != node:
             return "its node does not have it yet"
-        for claim in claims_of(machine):
+        for claim in MachineView(machine).claims:
             if claim not in self.claims or not ClaimView(self.claims[claim]).entries:
                 return f"its claim {'/'.join(claim)} is not allocated"
         folders = self.targets.folders.get(node, frozenset())
@@ -411,7 +415,7 @@ def _with_shared_claims(
     planned = list(planned)
     while True:
         staying = [one for one in planned if not one.leaves or one.fate is Fate.STOPPING]
-        users = {claim: one for one in staying for claim in claims_of(one.machine)}
+        users = {claim: one for one in staying for claim in MachineView(one.machine).claims}
         here = {claim: one for claim, one in users.items() if claim in claims and ClaimView(claims[claim]).node == node}
         after = [_unless_claim_stays(one, here) for one in planned]
         if after == planned:
@@ -422,7 +426,7 @@ def _with_shared_claims(
 def _unless_claim_stays(one: DrainedMachine, staying: Mapping[ClaimKey, DrainedMachine]) -> DrainedMachine:
     if one.fate not in (Fate.MOVE, Fate.STOP):
         return one
-    for claim in claims_of(one.machine):
+    for claim in MachineView(one.machine).claims:
         if (other := staying.get(claim)) is not None:
             owner = f"{other.key.namespace}/{other.key.name}"
             why = f"its claim {'/'.join(claim)} is also that of machine {owner}, which stays"

@@ -21,8 +21,6 @@ from enum import Enum
 
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import MachineView, MigrationView
-from devalloc.controller.reconcile.vm_scheduling.machines import KIND
-from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION
 from devalloc.machines.drain import (
     PURPOSE,
     DrainedMachine,
@@ -34,6 +32,8 @@ from devalloc.machines.drain import (
     sort_migrations,
 )
 from devalloc.machines.migrations import has_purpose, pending_migrations
+from devalloc.machines.schedule.machines import KIND
+from devalloc.machines.schedule.migrations import KIND as MIGRATION
 from devalloc.store import Key, Object
 
 SETTLE_SECONDS = 2.0

@@ -16,10 +16,11 @@ from datetime import UTC, datetime, timedelta
 from devalloc.api.meta import parse_time
 from devalloc.api.reasons import Reason
 from devalloc.api.views import MachineView, MigrationView
-from devalloc.controller.reconcile.vm_scheduling import KIND, MIGRATION_KIND
-from devalloc.controller.reconcile.vm_scheduling.migration_decision import explained_change, withdrawal_change
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, unit_of
 from devalloc.controller.settings import MigrationLimits
+from devalloc.machines.schedule.machines import KIND
+from devalloc.machines.schedule.migration_decision import explained_change, withdrawal_change
+from devalloc.machines.schedule.migrations import KIND as MIGRATION_KIND
 from devalloc.store import OBJECT_FAILURES, Conflict, Key, NotFound, Object, Store, StoreError
 from devalloc.worker import repeat
 

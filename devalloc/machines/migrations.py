@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from devalloc.api.meta import DEVALLOC
 from devalloc.api.views import MachineKey, MigrationView
-from devalloc.controller.reconcile.vm_scheduling.migrations import KIND, migrations_in
+from devalloc.machines.schedule.migrations import KIND, migrations_in
 from devalloc.store import AlreadyExists, Key, NotFound, Object, Store
 
 MAX_NAME = 253

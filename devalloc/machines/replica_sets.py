@@ -25,7 +25,7 @@ from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.views import MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.backoff import QUICK_SECONDS, RestartPause
-from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
+from devalloc.machines.schedule.machines import has_ended
 from devalloc.store import (
     OBJECT_FAILURES,
     REFUSALS,

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -29,13 +29,13 @@ from devalloc.controller.leader.election import GRACE_SECONDS, LEASE_NAME, LEASE
 from devalloc.controller.leader.lease import Lease, LeaseLost, LeaseTerm
 from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator, DeviceClaimRound
-from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
+from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
+from devalloc.controller.reconcile.requester import events_of_write
 from devalloc.controller.reconcile.resource_claims.adoption import PolicyProbe
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
-from devalloc.controller.reconcile.vm_scheduling import MIGRATION_KIND
 from devalloc.machines.migration_cleanup import MigrationCleanup
 from devalloc.machines.permits.hosts import published
 from devalloc.machines.permits.leader_server import LeaderPermitServer, PermitListenAddress
@@ -44,6 +44,8 @@ from devalloc.machines.permits.server import PermitServices
 from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.machines.replica_sets import KIND as REPLICA_SET_KIND
 from devalloc.machines.replica_sets import ReplicaSets
+from devalloc.machines.schedule.migrations import KIND as MIGRATION_KIND
+from devalloc.machines.schedule.requester import requesters
 from devalloc.machines.unserved_machines import UnservedMachines
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.program import Loop, Program
@@ -213,7 +215,7 @@ class ClusterProcess:
         )
         self.allocator = DeviceClaimAllocator(
             self.store,
-            settings=settings.allocate,
+            settings=replace(settings.allocate, requesters=requesters()),
             kinds=(each.kind for each in (*OWN_KINDS, *CORE_KINDS) if each.kind != REPLICA_SET_KIND),
             listener=AllocatorListener(self._progress, self._wrote, self._heard),
             may_write=lambda: self.lease.is_valid,
@@ -361,16 +363,16 @@ class ClusterProcess:
 
     def _heard(self, before: Object, after: Object) -> None:
         if after["kind"] == MIGRATION_KIND:
-            self._wrote(before, after)
-        else:
-            self.recorder.record(node_events(before, after))
+            self.metrics.migrated(before, after)
+        of_kind = (each for each in requesters() if after["kind"] in each.kinds)
+        self.recorder.record(event for each in of_kind for event in each.heard(before, after))
 
     def _wrote(self, before: Object, after: Object) -> None:
         if after["kind"] == MIGRATION_KIND:
             self.metrics.migrated(before, after)
         if after["kind"] == "DeviceClaim" and ClaimView(after).entries and not ClaimView(before).entries:
             self.metrics.allocated(after, datetime.now(UTC))
-        self.recorder.record(events_of_write(before, after))
+        self.recorder.record(events_of_write(before, after, requesters()))
 
     def _resource_progress(self, done: ResourceRound) -> None:
         self.metrics.count_resources(done)

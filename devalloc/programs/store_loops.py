@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from devalloc.inventory.watch import UdevSource
 from devalloc.machines.migration_cleanup import MigrationCleanup
 from devalloc.machines.replica_sets import KIND as REPLICA_SET_KIND
 from devalloc.machines.replica_sets import ReplicaSets
+from devalloc.machines.schedule.requester import requesters
 from devalloc.program import Loop, Program
 from devalloc.service_manager import Round
 from devalloc.store import Key, Store, Unavailable, Unusable
@@ -141,7 +142,8 @@ def _allocating(
 ) -> list[Loop]:
     store.call_by_group()
     listener = AllocatorListener(progress=progress.on_round)
-    allocator = DeviceClaimAllocator(store, settings=settings, solve=solve, listener=listener)
+    answering = replace(settings, requesters=requesters())
+    allocator = DeviceClaimAllocator(store, settings=answering, solve=solve, listener=listener)
     for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
         allocator.loop.ignore_kind(kind)
     resources = StoredClaimAllocator(store, settings, progress.on_granted)

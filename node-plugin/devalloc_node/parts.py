@@ -7,7 +7,6 @@ group GROUP: a function of the node that returns the part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 from prometheus_client import Metric
@@ -76,8 +75,3 @@ class NodePart:
 
 MakePart = Callable[[Any], NodePart]
 """Makes a part of a ``Node``, which is not complete yet: the part asks it for others only when it is asked itself."""
-
-
-def installed_parts() -> tuple[MakePart, ...]:
-    """Load the parts that installed packages add to every node, in the order of their names."""
-    return tuple(each.load() for each in sorted(entry_points(group=GROUP), key=lambda each: each.name))

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile.decision import IN_CONDITIONS
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.store import Key, NotFound
@@ -24,6 +23,7 @@ from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress
 from tests.support.host_pools import host, machine
 from tests.support.kube_api import Cluster
+from tests.support.machine_allocator import machine_allocator
 from tests.support.waiting import until
 
 CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims"
@@ -61,7 +61,7 @@ def conditions(cluster: Cluster, name: str) -> dict[str, Any]:
 
 def allocate(store: KubernetesStore) -> None:
     store.refresh()
-    DeviceClaimAllocator(store, settings=SETTINGS).round()
+    machine_allocator(store, settings=SETTINGS).round()
     store.refresh()
 
 

@@ -20,7 +20,7 @@ import pytest
 from devalloc.api.manifests import load
 from devalloc.api.quantity import Quantity
 from devalloc.cli.main import run
-from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+from devalloc.machines.schedule.what_if import solve_with_machines
 from tests.support import (
     console_blocks,
     kube_build,

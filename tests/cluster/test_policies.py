@@ -16,7 +16,6 @@ from devalloc.api import meta
 from devalloc.api.conditions import DEFAULT_STATUS
 from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.install.manifests import InstallOptions, render_manifests
 from devalloc.install.manifests import object_collection_path as path_of_manifest
@@ -29,6 +28,7 @@ from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.good_manifests import good
 from tests.support.kube_api import ApiAnswer, Cluster
 from tests.support.kube_crds import path_of
+from tests.support.machine_allocator import machine_allocator
 from tests.support.manifest_edit import with_change
 from tests.support.migration_nodes import CERTIFICATE, migration
 
@@ -870,7 +870,7 @@ def test_the_controller_holds_claims_to_quotas_and_labels(ruled: As) -> None:
         assert person.create(watched, moved(a_claim("w", "policies-watch"), WATCHERS)).ok
         assert admin.create(classes, gpu_class("policies-late", adminAccess=True)).ok, "after the claim that names it"
         kinds = [resource.kind for resource in (*OWN_KINDS, *CORE_KINDS)]
-        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(admin_namespaces="labelled"), kinds=kinds)
+        allocator = machine_allocator(store, settings=AllocatorSettings(admin_namespaces="labelled"), kinds=kinds)
         deadline = time.monotonic() + SECONDS
         while not (used := admin.get(f"{quotas}/compute").content.get("status", {}).get("used")):
             assert time.monotonic() < deadline

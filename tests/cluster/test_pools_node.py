@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Key, NotFound
 from devalloc.store.kubernetes import Client, KubernetesStore
@@ -25,6 +24,7 @@ from tests.support.fake_host import FakeHost
 from tests.support.fake_tree import memory_folder
 from tests.support.kube_api import Cluster
 from tests.support.kube_plugin import Bed, plugin_bed
+from tests.support.machine_allocator import machine_allocator
 from tests.support.minimal_manifests import claim
 from tests.support.toy_machines import vm
 
@@ -146,7 +146,7 @@ def test_a_claim_from_allocation_to_the_initial_state(bed: Bed, store: Kubernete
     user.create(CLASS)
     user.create(CLAIM)
     until(lambda: any(Key.of(obj) == KEY for obj in store.list("DeviceClaim").objects), "the claim is seen", bed)
-    DeviceClaimAllocator(store, settings=LABELS).round()
+    machine_allocator(store, settings=LABELS).round()
     assert store.get(*KEY)["status"]["allocations"]
     before = bed.host.snapshot()
     with grpc.insecure_channel(f"unix:{bed.state / 'node.sock'}") as channel:
@@ -207,7 +207,7 @@ def test_a_group_is_allocated_as_one_with_the_rights_of_the_controller(
         user.create(obj)
     store.list()
     store.refresh()
-    done = DeviceClaimAllocator(store, settings=LABELS).round()
+    done = machine_allocator(store, settings=LABELS).round()
     assert {key.name for key in done.granted} == {"pools-node-a", "pools-node-b"}
     for obj in claims:
         now = store.get(*Key.of(obj))
@@ -230,7 +230,7 @@ def test_a_machine_is_placed_with_its_claim_and_taken_up_by_its_node(
         user.create(obj)
     key = Key.of(machine)
     until(lambda: {Key.of(o) for o in store.list().objects} >= {key, KEY}, "both are seen", bed)
-    assert {got.kind for got in DeviceClaimAllocator(store, settings=LABELS).round().granted} == {
+    assert {got.kind for got in machine_allocator(store, settings=LABELS).round().granted} == {
         "DeviceClaim",
         "VirtualMachine",
     }
@@ -253,7 +253,7 @@ def test_a_node_that_is_labelled_anew_publishes_one_way_only(
     user.create(CLASS)
     user.create(CLAIM)
     until(lambda: any(Key.of(obj) == KEY for obj in store.list("DeviceClaim").objects), "the claim is seen", bed)
-    DeviceClaimAllocator(store, settings=LABELS).round()
+    machine_allocator(store, settings=LABELS).round()
     (device,) = store.get(*KEY)["status"]["allocations"]
     plugin.stop()
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.support import waiting
 from tests.support.capacity_fakes import host as capacity
 from tests.support.examples import IS_FUZZ
 from tests.support.host_pools import host, machine, node_by_machine
+from tests.support.machine_allocator import machine_allocator
 from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu
 
 pytestmark = pytest.mark.timeout(600)
@@ -86,7 +86,7 @@ def test_of_many_calls_that_create_a_machine_as_many_succeed_as_have_room(node: 
 def test_of_many_objects_as_many_run_as_have_room_and_the_others_say_why(node: NodeWithForkedQemu) -> None:
     store, stop = node.store, threading.Event()
     store.create(host(NODE, cpus=ROOM, memory=ROOM))
-    allocator = threading.Thread(target=DeviceClaimAllocator(store).run, args=(stop,))
+    allocator = threading.Thread(target=machine_allocator(store).run, args=(stop,))
 
     def objects() -> list[Any]:
         return list(store.list(["VirtualMachine"]).objects)

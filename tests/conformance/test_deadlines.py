@@ -15,7 +15,7 @@ import pytest
 
 from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.controller.reconcile.stored_claims import by_unit
-from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.cel import budget
 from tests.support import dra_builders

@@ -13,7 +13,6 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.controller.cordon import CordonTarget, set_cordon
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.machines.drain import Fate, drained_machines, evict
 from devalloc.store import Conflict, Object
 from devalloc.store.kubernetes import object_writer
@@ -26,6 +25,7 @@ from tests.support.dying_stores import STORES, ClusterStores, EmbeddedStores, Ki
 from tests.support.examples import IS_FUZZ
 from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import host
+from tests.support.machine_allocator import machine_allocator
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm
 from tests.support.vm_rounds import full_round
@@ -98,7 +98,7 @@ class Cluster:
         assert len(self._running()) <= 1, "two nodes run it"
 
     def allocate(self) -> None:
-        DeviceClaimAllocator(self.dying, solve=solve_manifests).round()
+        machine_allocator(self.dying, solve=solve_manifests).round()
 
     def drain(self, *, force: bool = True) -> None:
         set_cordon(self.dying, CordonTarget(node="node-a"), "test")

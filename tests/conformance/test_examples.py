@@ -14,8 +14,8 @@ import yaml
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
 from devalloc.api.views import claim_state
-from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 from devalloc.inventory.pci_ids import DeviceModel
+from devalloc.machines.schedule.what_if import solve_with_machines
 from tests.support import console_blocks, kube_node
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.repository import REPO

@@ -15,7 +15,6 @@ from devalloc.api import meta
 from devalloc.api.fencing import fenced_from
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.fencing import state_fence, withdraw_fence
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.fenced import held_objects, is_fenced, take_away
 from devalloc.machines.drain import drained_machines, evict
 from devalloc.store import Forbidden, Invalid, Object, StoreError, Unavailable
@@ -37,6 +36,7 @@ from tests.conformance.test_eviction import (
 )
 from tests.conformance.test_eviction import cluster as running_cluster
 from tests.support.examples import IS_FUZZ
+from tests.support.machine_allocator import machine_allocator
 from tests.support.refusing_store import DENIED, RefusingStore
 from tests.support.toy_machines import vm
 from tests.support.waiting import until
@@ -114,7 +114,7 @@ class FencedCluster(Cluster):
 
     def allocate(self) -> None:
         kinds = [one.kind for one in (*OWN_KINDS, *CORE_KINDS)] if isinstance(self.store, KubernetesStore) else None
-        DeviceClaimAllocator(self.dying, kinds=kinds, solve=solve_manifests).round()
+        machine_allocator(self.dying, kinds=kinds, solve=solve_manifests).round()
 
     def fence(self) -> None:
         assert state_fence(self.store, "node-a", WHY)
@@ -550,7 +550,7 @@ def test_nothing_is_written_after_the_lease_is_lost() -> None:
     with cluster() as made:
         made.a.power_off()
         made.fence()
-        DeviceClaimAllocator(made.dying, solve=solve_manifests, may_write=lambda: False).round()
+        machine_allocator(made.dying, solve=solve_manifests, may_write=lambda: False).round()
         assert notes(made.machine())[meta.PREPARED_ON] == "node-a"
         assert made.store.get("DeviceClaim", "default", "card")["metadata"]["finalizers"] == [meta.NODE_FINALIZER]
         made.settled("node-b")

@@ -16,7 +16,6 @@ import yaml
 
 from devalloc.api.cordon import NODE_KIND
 from devalloc.cli.main import cli
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import testing
 from tests.support import fast_yaml, pci_cards
@@ -24,6 +23,7 @@ from tests.support.cli_shell import Shell
 from tests.support.fake_sysfs import FakeSysfs
 from tests.support.good_manifests import good_manifests
 from tests.support.hostile_plugin import hostile_plugin
+from tests.support.machine_allocator import machine_allocator
 from tests.support.resource_manifests import device, resource_claim, slice_of
 from tests.support.terminal import HOSTILE, Terminal, acts_on, hostile
 
@@ -145,7 +145,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with closing(SQLiteStore(folder / "hostile.db")) as store:
         for content in contents():
             store.create(content)
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         allocator.loop.ignore_kind(NODE_KIND)
         allocator.round()
     with closing(sqlite3.connect(folder / "hostile.db")) as database, database:

@@ -16,7 +16,6 @@ import pytest
 
 from devalloc.api.moved_claims import booked_devices, moved_devices
 from devalloc.api.views import ClaimView, MachineView
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Object
 from devalloc.store.kubernetes import object_writer
 from devalloc_solver import solve_manifests
@@ -25,6 +24,7 @@ from tests.support.examples import IS_FUZZ
 from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 from tests.support.migration_nodes import ScriptedNodes, mark, migration, movable, play, settle
 
 Stores = EmbeddedStores | ClusterStores
@@ -76,7 +76,7 @@ class Fleet:
 
     def round(self) -> None:
         """Each process looks once."""
-        DeviceClaimAllocator(self.opened[-1], solve=solve_manifests).round()
+        machine_allocator(self.opened[-1], solve=solve_manifests).round()
         play(self.opened[-1])
         settle(self.opened[-1])
 
@@ -97,7 +97,7 @@ class Fleet:
         for _ in range(100):
             if self.machine().booked_claims:
                 return
-            DeviceClaimAllocator(self.opened[-1], solve=solve_manifests).round()
+            machine_allocator(self.opened[-1], solve=solve_manifests).round()
         raise AssertionError("nothing is booked")
 
     def is_settled(self) -> bool:
@@ -116,7 +116,7 @@ def fleet(kind: type[Stores] = EmbeddedStores) -> Iterator[Fleet]:
         store = made.store
         fill(store, gpu_class(), gpu_pool("pa", 1, "a"), host("a", cpus=4), gpu_claim("card"))
         fill(store, machine("web", "1", "1Gi", "card"))
-        DeviceClaimAllocator(store, solve=solve_manifests).round()
+        machine_allocator(store, solve=solve_manifests).round()
         mark(store, "card", "a")
         ScriptedNodes(store).take("a", conditions=movable(), devices=[plugged("pa")])
         fill(store, host("b", cpus=4), gpu_pool("pb", 1, "b"), migration())
@@ -170,13 +170,13 @@ def test_a_kill_at_any_write_ends_in_the_same_state(
 def test_a_migration_given_up_at_any_step_leaves_the_devices_to_others(at: int) -> None:
     with fleet() as made:
         made.book()
-        DeviceClaimAllocator(made.store, solve=solve_manifests).round()
+        machine_allocator(made.store, solve=solve_manifests).round()
         compete(made)
         ScriptedNodes(made.store).fail()
         made.left, made.steps = at, 0
         for _ in range(4):
             try:
-                DeviceClaimAllocator(made.opened[-1], solve=solve_manifests).round()
+                machine_allocator(made.opened[-1], solve=solve_manifests).round()
             except Killed:
                 made.check()
                 made.start()

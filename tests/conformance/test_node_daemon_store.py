@@ -16,7 +16,6 @@ from devalloc.api.meta import PUBLISHED_BY
 from devalloc.controller import pool_publisher
 from devalloc.controller.cordon import find_target, set_cordon
 from devalloc.controller.pool_publisher import INVENTORY, PublishLock, PublishResult
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.programs.node_parts import store_publishing, store_source
 from devalloc.programs.plugin_thread import previous_name
 from devalloc.store.sqlite import SQLiteStore
@@ -32,6 +31,7 @@ from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import gpu_pool
+from tests.support.machine_allocator import machine_allocator
 from tests.support.node_errors import raises
 from tests.support.waiting import until
 
@@ -121,7 +121,7 @@ def allocated(bed: Bed) -> pb.ClaimRef:
     until(lambda: len(bed.store.list("DevicePool").objects) == 1, "the pool is published")
     bed.store.create(CLASS)
     bed.store.create(CLAIM)
-    DeviceClaimAllocator(bed.store).round()
+    machine_allocator(bed.store).round()
     assert bed.store.get("DeviceClaim", "default", "training")["status"]["allocations"]
     return pb.ClaimRef(namespace="default", name="training")
 

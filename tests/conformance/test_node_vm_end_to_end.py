@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 import pytest
 
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.programs.node_parts import store_machines, store_publishing, store_source
 from devalloc.store import NotFound
 from devalloc.tracing import start_tracing
@@ -30,6 +29,7 @@ from tests.conformance.test_node_daemon_store import CLAIM, CLASS, GPU, NODE, Be
 from tests.support.fake_host import LocalHost
 from tests.support.fake_qmp import FakeQemu
 from tests.support.fake_tree import memory_folder
+from tests.support.machine_allocator import machine_allocator
 from tests.support.otlp_collector import attributes, collecting
 from tests.support.toy_machines import vm
 
@@ -129,7 +129,7 @@ def test_a_card_goes_into_a_machine_and_everything_is_as_before(bed: Bed, qemu: 
     with running(bed) as stub:
         begun(bed)
         assert qemu.commands == []
-        DeviceClaimAllocator(bed.store).round()
+        machine_allocator(bed.store).round()
         until(lambda: len(status(bed).get("devices", ())) == 1, "the machine has the card")
         assert status(bed)["phase"] == "Running"
         assert plugged(qemu) == set(GPU), "a card goes with all of its functions"
@@ -156,7 +156,7 @@ def test_one_trace_shows_a_claim_from_its_creation_to_its_machine(bed: Bed, qemu
         with running(bed):
             begun(bed)
             uid = bed.store.get("DeviceClaim", "default", "training")["metadata"]["uid"]
-            DeviceClaimAllocator(bed.store).round()
+            machine_allocator(bed.store).round()
             until(lambda: len(status(bed).get("devices", ())) == 1, "the machine has the card")
             bed.store.delete("VirtualMachine", "default", "web")
             until(lambda: is_gone(bed, "VirtualMachine", "web"), "the machine is let go")
@@ -194,7 +194,7 @@ def test_a_dry_run_writes_nothing_anywhere(bed: Bed) -> None:
         until(lambda: len(bed.store.list("DevicePool").objects) == 1, "the pool is published")
         bed.store.create(CLASS)
         bed.store.create(CLAIM)
-        DeviceClaimAllocator(bed.store).round()
+        machine_allocator(bed.store).round()
         host, store = bed.host.snapshot(), bed.store.get("DeviceClaim", "default", "training")
         reply = stub.PrepareClaim(pb.PrepareClaimRequest(claim=pb.ClaimRef(name="training"), dry_run=True))
         assert reply.result.outcome == pb.Result.DONE
@@ -206,7 +206,7 @@ def test_the_plugin_may_be_restarted_while_a_machine_has_a_card(bed: Bed, qemu: 
     before = bed.host.snapshot()
     with running(bed):
         begun(bed)
-        DeviceClaimAllocator(bed.store).round()
+        machine_allocator(bed.store).round()
         until(lambda: len(status(bed).get("devices", ())) == 1, "the machine has the card")
     assert plugged(qemu) == set(GPU)
     commands = len(qemu.commands)
@@ -223,7 +223,7 @@ def test_a_guest_that_keeps_the_card_keeps_the_claim_until_it_lets_go(bed: Bed, 
     before = bed.host.snapshot()
     with running(bed):
         begun(bed)
-        DeviceClaimAllocator(bed.store).round()
+        machine_allocator(bed.store).round()
         until(lambda: len(status(bed).get("devices", ())) == 1, "the machine has the card")
         qemu.guest = "refuses"
         bed.store.delete("VirtualMachine", "default", "web")

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.capacity import discover_capacity
 from devalloc.machines.permits.sources import read_vm
 from devalloc.programs.node_permits import frozen_hosts
@@ -23,6 +22,7 @@ from devalloc_machines.part import machines_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.host_pools import host
+from tests.support.machine_allocator import machine_allocator
 from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu
 from tests.support.permit_bench import GIB, KIND, machine, node_of, serving
 from tests.support.waiting import until
@@ -70,7 +70,7 @@ def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(
         store.create({**machine(name, node=NODE), "spec": spec(1, 1)})
     stop = threading.Event()
     with node.running(of_store=True):
-        allocators = [threading.Thread(target=DeviceClaimAllocator(store).run, args=(stop,)) for _ in range(2)]
+        allocators = [threading.Thread(target=machine_allocator(store).run, args=(stop,)) for _ in range(2)]
         for thread in (*allocators, watching := threading.Thread(target=watch)):
             thread.start()
         try:

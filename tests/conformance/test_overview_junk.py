@@ -14,7 +14,6 @@ import pytest
 
 from devalloc.api.manifests import load
 from devalloc.cli.render.fleet import print_overview
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.usage.overview import build_overview
@@ -22,6 +21,7 @@ from devalloc.usage.page.pages import render_overview
 from devalloc.usage.page.view import PageQuery
 from tests.support.examples import examples
 from tests.support.fleet_manifests import fill
+from tests.support.machine_allocator import machine_allocator
 from tests.support.overview_checks import adds_up
 from tests.support.resource_manifests import (
     counters,
@@ -70,7 +70,7 @@ def test_the_overview_shows_the_rest_beside_any_junk(tmp_path: Path, seed: int) 
     examples = load([f"examples/{name}" for name in ("mig-partitions", "placed-machines", "admin-access")]).documents
     with closing(SQLiteStore(tmp_path / "devalloc.db")) as store:
         fill(store, *{Key.of(each.content): each.content for each in examples}.values())
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         listed, random = store.list().objects, Random(seed)
     for _ in range(40):
         documents = deepcopy([*listed, *THEIRS])

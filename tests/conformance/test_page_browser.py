@@ -10,11 +10,11 @@ from playwright.sync_api import Browser, Page
 
 from devalloc.api.manifests import load
 from devalloc.controller.certificate import self_signed
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.browser import Complaints, built_chromium, focused, new_page, press, running, wait_until
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.machine_allocator import machine_allocator
 from tests.support.resource_manifests import device, resource_claim, slice_of
 from tests.support.served_page import TOKEN, FixedStore, served
 from tools import screenshots
@@ -91,7 +91,7 @@ def sign_in(page: Page, url: str) -> None:
 def example(store: SQLiteStore, *names: str) -> None:
     objects = [manifest.content for manifest in load([f"examples/{name}" for name in names]).documents]
     fill(store, *{Key.of(obj): obj for obj in objects}.values())
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
 
 
 def look_now(page: Page) -> None:
@@ -255,7 +255,7 @@ def test_the_page_follows_changes_by_itself(url: str, page: Page, store: SQLiteS
     wait_until(page, "document.getElementById('card:p')")
     press(page, "ArrowDown")
     page.evaluate("document.getElementById('total:Available').isSame = true")
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     wait_until(page, "document.querySelector('[id=\"claim:default/first\"] .badge').textContent === 'Allocated'")
     assert (total(page, "Available"), total(page, "Claims pending")) == ("1", "0")
     assert page.evaluate("document.getElementById('news').textContent") == "0 claims pending, 1 of 2 devices available"

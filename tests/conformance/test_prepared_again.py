@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.inventory.config import InventoryConfig
@@ -36,6 +35,7 @@ from tests.support.binding_runner import pool_of
 from tests.support.fake_host import LocalHost
 from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim
+from tests.support.machine_allocator import machine_allocator
 from tests.support.node_errors import raises
 from tests.support.pci_cards import Function
 
@@ -596,7 +596,7 @@ def allocated_in_store(bed: Bed, store: SQLiteStore) -> ClaimRef:
     made = testing.device_class("gpu", driver="gpu.devalloc.io")
     pools = [pool.to_manifest() for pool in discover(bed.host.root, node_name=bed.name).pools]
     fill(store, *pools, made, gpu_claim("training"))
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     return claim_ref(store.get("DeviceClaim", "default", "training"))
 
 
@@ -637,7 +637,7 @@ def test_a_claim_that_is_released_and_allocated_again_gets_the_device_that_is_th
     (pool,) = [pool for pool in discover(bed.host.root, node_name=bed.name).pools if pool.metadata.name == pool_of(GPU)]
     stored = store.get("DevicePool", None, pool.metadata.name)
     store.replace({**stored, "spec": pool.to_manifest()["spec"]})
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     with on_store(bed, store) as node:
         assert prepare_of_store(node, ref).devices[0].identity["deviceID"] == "0x1eb8"
 

@@ -28,6 +28,7 @@ from devalloc_solver import testing
 from tests.support.allocator_rounds import settle
 from tests.support.examples import examples
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 STEPS = 25
@@ -52,7 +53,7 @@ class History:
 
     @staticmethod
     def allocator_of(store: SQLiteStore) -> DeviceClaimAllocator:
-        return DeviceClaimAllocator(store, settings=SETTINGS, now=lambda: NOW, clock=lambda: 0.0)
+        return machine_allocator(store, settings=SETTINGS, now=lambda: NOW, clock=lambda: 0.0)
 
     def pool(self, driver: str, node: int) -> Object:
         devices = [testing.device(f"d{number}") for number in range(self.random.randint(2, 5))]

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.plugins import installed
 from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.node_options import PluginOptions, node_settings
 from devalloc.programs.node_parts import store_source
 from devalloc_node.daemon import run_daemon
 from devalloc_node.node import open_node
-from devalloc_node.parts import installed_parts
+from devalloc_node.parts import GROUP
 from tests.conformance.test_node_daemon_store import Bed
 from tests.support.fake_host import LocalHost
 from tests.support.fake_tree import memory_folder
@@ -35,7 +36,7 @@ def bed() -> Iterator[Bed]:
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package with the toy, as an installer leaves it."""
     about = tmp_path / "toy_node_part-1.0.dist-info"
     about.mkdir()
@@ -45,14 +46,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs/development")
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("toy")
 def test_options_come_to_a_node_with_all_parts_that_are_installed(tmp_path: Path) -> None:
     settings = node_settings(InventoryOptions(node_name="n", sysfs_root=tmp_path), PluginOptions(), 60.0)
-    assert installed_parts()
-    assert settings.parts[-len(installed_parts()) :] == installed_parts()
+    assert installed(GROUP)
+    assert settings.parts[-len(installed(GROUP)) :] == installed(GROUP)
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("toy")
 def test_the_toy_tells_a_node_how_hot_its_devices_are(
     bed: Bed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +61,7 @@ def test_the_toy_tells_a_node_how_hot_its_devices_are(
     sensor = bed.folder / "host/sys/bus/pci/devices" / HOT / "hwmon/hwmon0/temp1_input"
     sensor.parent.mkdir(parents=True)
     sensor.write_text("93500\n")
-    settings = replace(bed.settings, parts=installed_parts())
+    settings = replace(bed.settings, parts=installed(GROUP))
     output: list[str] = []
     with open_node(settings, LocalHost(bed.host), store_source(bed.store, settings.node_name)) as node:
         thread = threading.Thread(target=run_daemon, args=(node, None, output.append))
@@ -81,4 +82,4 @@ def test_the_toy_tells_a_node_how_hot_its_devices_are(
 
 
 def test_without_a_registration_a_node_has_no_such_part() -> None:
-    assert not any("toy_node_part" in repr(make) for make in installed_parts())
+    assert not any("toy_node_part" in repr(make) for make in installed(GROUP))

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.examples import examples
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool, held, owners
 from tests.support.host_pools import host, machine, node_by_machine, reserved_for, status
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 EXAMPLES = examples(10, 0.15)
@@ -192,7 +192,7 @@ def test_as_many_are_placed_as_can_be_each_with_all_that_it_needs(first: int, tm
         nodes, machines = drawn(Random(seed))
         with closing(SQLiteStore(tmp_path / f"{seed}.db")) as store:
             fill(store, *manifests(nodes, machines))
-            allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(deadline=None), solve=solve_manifests)
+            allocator = machine_allocator(store, settings=AllocatorSettings(deadline=None), solve=solve_manifests)
             for _ in range(2):  # the round after reports who lost to others
                 allocator.round()
             problems: list[Any] = list(wrong_with(store, nodes, machines))
@@ -200,7 +200,7 @@ def test_as_many_are_placed_as_can_be_each_with_all_that_it_needs(first: int, tm
             if (best := most(machines, nodes)) != reached:
                 problems.append(f"{reached} of {best}")
             before = store.list().resource_version
-            DeviceClaimAllocator(store, solve=solve_manifests).round()
+            machine_allocator(store, solve=solve_manifests).round()
             if {f"m{n}" for n in range(len(machines))} == node_by_machine(store).keys():
                 problems += ["a second round writes"] if store.list().resource_version != before else []
         if problems:

@@ -16,7 +16,6 @@ import pytest
 
 from devalloc.api.meta import DEVALLOC
 from devalloc.controller.reconcile import round_solver
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.round_solver import RoundSolver
 from devalloc.store import Key
@@ -25,6 +24,7 @@ from devalloc_solver import testing
 from tests.support.allocator_rounds import settle
 from tests.support.examples import examples
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 NODES = ("n0", "n1", "n2")
@@ -39,7 +39,7 @@ class History:
         self.random = random.Random(seed)
         self.path = path
         self.store = SQLiteStore(path / "store.db")
-        self.allocator = DeviceClaimAllocator(self.store, settings=SETTINGS)
+        self.allocator = machine_allocator(self.store, settings=SETTINGS)
         self.number = 0
         self.most_claims = seed % 2
         """Of a machine: one without claims can be all there is of machines that wait."""
@@ -119,7 +119,7 @@ class History:
         self.store.backup(copy)
         settle(self.allocator)
         other = SQLiteStore(copy)
-        settle(DeviceClaimAllocator(other, settings=SETTINGS, solve=RoundSolver()))
+        settle(machine_allocator(other, settings=SETTINGS, solve=RoundSolver()))
         given = [{Key.of(one) for one in store.list().objects if _is_satisfied(one)} for store in (self.store, other)]
         other.close()
         for file in self.path.glob("copy.db*"):

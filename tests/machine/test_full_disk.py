@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import (
     AlreadyExists,
     Change,
@@ -32,6 +31,7 @@ from devalloc_node.errors import Failed
 from tests.support.deadlines import soon
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.images import Image
+from tests.support.machine_allocator import machine_allocator
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
 from tests.support.minimal_manifests import claim
 from tests.support.node_errors import raises
@@ -225,7 +225,7 @@ class TestStore:
         store = SQLiteStore(disk / "devalloc.db")
         for obj in (gpu_pool(devices=8), gpu_class(), *(gpu_claim(f"c{number}") for number in range(8))):
             store.create(obj)
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         fill(disk)
         for _ in range(3):
             with pytest.raises(NoSpace, match="no space left"):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests, testing
 from tests.machine.test_migration import IS_WHOLE, MEANWHILE, STEP, TwoNodes, await_run, nodes, qemu, small
 from tests.support.deadlines import soon
 from tests.support.fleet_manifests import held
+from tests.support.machine_allocator import machine_allocator
 from tests.support.migration_device_kills import TwoPluginsWithCards, two_plugins_with_cards
 from tests.support.migration_kills import Fault
 from tests.support.waiting import until
@@ -97,5 +97,5 @@ def test_a_machine_whose_card_is_another_one_there_goes_on_where_it_is(small: Tw
         assert plugins.run_states() == {"a": "running", "b": ""}
         with closing(SQLiteStore(plugins.store)) as store:
             store.create(testing.claim("other", testing.request("card", 1), namespace="default"))
-            DeviceClaimAllocator(store, solve=solve_manifests).round()
+            machine_allocator(store, solve=solve_manifests).round()
             assert held(store, "other") == ["b-0000-01-00/0000-01-00-0"], "others get what was booked there"

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 from devalloc.api.cordon import NODE_KIND
 from devalloc.cli.main import cli
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import testing
 from tests.support import fast_yaml, pci_cards
 from tests.support.fake_sysfs import FakeSysfs
+from tests.support.machine_allocator import machine_allocator
 
 GROUP = "devmgmtproto.k8s.io/v1alpha1"
 INTERRUPTED = (130, -signal.SIGINT)
@@ -57,7 +57,7 @@ class Shell:
         """One round of the allocator, as `devalloc up` does it."""
         store = SQLiteStore(self.store)
         try:
-            allocator = DeviceClaimAllocator(store)
+            allocator = machine_allocator(store)
             allocator.loop.ignore_kind(NODE_KIND)
             allocator.round()
             StoredClaimAllocator(store).round()

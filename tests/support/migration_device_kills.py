@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import devalloc_node.node as node_module
 from devalloc.api.views import ClaimView, MachineView
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.discover import discover
 from devalloc.store import NotFound, Object, StoreError
 from devalloc.store.sqlite import SQLiteStore
@@ -32,6 +31,7 @@ from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, RemoteHost, serving
 from tests.support.fault_gates import CHANGES, GatedJournal
 from tests.support.host_pools import host as host_pool
+from tests.support.machine_allocator import machine_allocator
 from tests.support.migration_kills import Gate, GatedMonitor, GatedStore, Plugin, TwoPlugins
 from tests.support.migration_nodes import migration
 from tests.support.waiting import until
@@ -121,14 +121,14 @@ class TwoPluginsWithCards(TwoPlugins):
                 for pool in discover(self.hosts[name][0].root, node_name=name).pools:
                     store.create(pool.to_manifest())
                 for _ in range(3):
-                    DeviceClaimAllocator(store, solve=solve_manifests).round()
+                    machine_allocator(store, solve=solve_manifests).round()
 
     def book(self, name: str, source: str, target: str) -> str:
         """Ask for a migration, and have the controller reserve what it needs; its UID."""
         with closing(SQLiteStore(self.store)) as store:
             made = store.create(migration(name, self.key.partition("/")[2], target))
             for _ in range(20):
-                DeviceClaimAllocator(store, solve=solve_manifests).round()
+                machine_allocator(store, solve=solve_manifests).round()
                 if MachineView(self.machine()).booked_claims:
                     return str(made["metadata"]["uid"])
             raise AssertionError(f"nothing is booked: {store.get('VirtualMachineMigration', 'default', name)}")
@@ -137,7 +137,7 @@ class TwoPluginsWithCards(TwoPlugins):
         """With a controller beside them, until the claim is the machine's again, on its node alone."""
         store: Any = GatedStore(SQLiteStore(self.store), gate)
         with closing(store):
-            allocator = DeviceClaimAllocator(store, solve=solve_manifests)
+            allocator = machine_allocator(store, solve=solve_manifests)
 
             def is_over() -> bool:
                 turns = [node.turn() for node in nodes]

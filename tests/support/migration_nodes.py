@@ -14,11 +14,11 @@ from devalloc.api import meta
 from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.controller.cordon import is_node_cordoned
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Conflict, NotFound, Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
+from tests.support.machine_allocator import machine_allocator
 from tests.support.waiting import in_threads
 
 Object = dict[str, Any]
@@ -35,7 +35,7 @@ OFFER = {
 
 def rounds(store: Store, count: int = 3) -> None:
     """Rounds of a controller."""
-    allocator = DeviceClaimAllocator(store, solve=solve_manifests)
+    allocator = machine_allocator(store, solve=solve_manifests)
     for _ in range(count):
         allocator.round()
 
@@ -51,7 +51,7 @@ def controller_at_work(path: Path, nodes: Callable[[Store], None] | None = None)
 
     def allocate(stop: threading.Event) -> None:
         with closing(SQLiteStore(path)) as store:
-            DeviceClaimAllocator(store, solve=solve_manifests, settings=AllocatorSettings(batch=0.0)).run(stop)
+            machine_allocator(store, solve=solve_manifests, settings=AllocatorSettings(batch=0.0)).run(stop)
 
     with in_threads(act, allocate):
         yield

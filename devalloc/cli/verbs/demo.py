@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,12 +73,13 @@ def _fleet(store: Store) -> None:
 
 def _claims(store: Store) -> None:
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+    from devalloc.controller.reconcile.device_claims import DEFAULT_SETTINGS, DeviceClaimAllocator
+    from devalloc.machines.schedule.requester import requesters
     from devalloc_solver import solve_manifests
 
     stories = _create(store, DATA / "claims.yaml") | _create(store, DATA / "machine.yaml")
     with show_spinner("allocating"):
-        DeviceClaimAllocator(store).round()
+        DeviceClaimAllocator(store, settings=replace(DEFAULT_SETTINGS, requesters=requesters())).round()
     rows: list[list[Cell]] = []
     for claim in store.list("DeviceClaim").objects:
         name, annotations = claim["metadata"]["name"], claim["metadata"]["annotations"]

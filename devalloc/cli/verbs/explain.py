@@ -90,7 +90,7 @@ def solve(
     devalloc solve -f fleet/ -f claim.yaml -o json
     devalloc solve -f claim.yaml --kubeconfig ~/.kube/config
     """
-    from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+    from devalloc.machines.schedule.what_if import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)
     if not question.is_of_store:
@@ -203,7 +203,7 @@ def _explain_answer(
     is_of_template: bool,
 ) -> int:
     """Solve, and print what that says about the claim, machine or migration of ``key``; the exit code."""
-    from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+    from devalloc.machines.schedule.what_if import solve_with_machines
 
     kind, namespace, name = key.kind, key.namespace or "default", key.name
     is_machine = kind == "VirtualMachine"

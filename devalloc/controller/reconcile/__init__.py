@@ -1,7 +1,7 @@
 """The loops that allocate: read what changed, solve, write the answers, wait for the next change.
 
 - ``device_claims``: the loop for DeviceClaims; ``resource_claims``: the same for ResourceClaims of dedicated nodes
-- ``vm_scheduling``: machines that wait for a node, as claims of the same solve
+- ``requester``: what asks for devices beside claims, as claims of the same solve
 - ``loop``: what both share: settings, pauses, the wait for a change, the fenced commit, node labels
 - ``snapshot``: what changed in the store, and values computed from it
 - ``resting``: which claims and machines a round looks at: not those that wait for a change that has not come

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.decode import decode
@@ -17,7 +18,7 @@ from devalloc.api.pool import AttributeValue, Device, DevicePool, unavailability
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc.api.unreadable_claims import recover_status
 from devalloc.api.views import ClaimKey, ClaimView, device_claims_in
-from devalloc.controller.reconcile import vm_scheduling
+from devalloc.controller.reconcile.requester import Requester, RoundRequests
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import effective_documents
 from devalloc.store import Object
@@ -128,9 +129,9 @@ class FleetCounts:
     """Also of machines (``owner_names``)."""
 
 
-def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
+def count_fleet(documents: Sequence[Object], memo: Memo, requesters: Sequence[Requester[Any]]) -> FleetCounts:
     """Count a fleet from all of its objects. What a claim holds is taken from ``memo`` if the claim has not changed."""
-    held = _held_with_machines(documents, memo)
+    held = _held_by_all(documents, memo, requesters)
     used, shared = device_uses(held), _shared_names(documents)
     counted = [
         CountedPool(
@@ -145,14 +146,13 @@ def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
     return FleetCounts(counted, held)
 
 
-_OF_ALL = frozenset({"DeviceClass", vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND})
-"""Kinds that bear on what claims hold that do not change."""
-
-
 class PoolCounter:
     """The same as numbers, call by call: a call costs what has changed. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, requesters: Sequence[Requester[Any]] = ()) -> None:
+        self._requesters = requesters
+        self._others = frozenset(kind for each in requesters for kind in each.kinds)
+        """Kinds of what may hold devices beside claims."""
         self._documents: dict[int, Object] = {}
         self._settled: dict[int, Object] = {}
         """Claims that are no longer among the documents, and count."""
@@ -169,7 +169,7 @@ class PoolCounter:
         self._numbers: dict[int, tuple[int, int] | None] = {}
         """by the pool, how many devices it has, and how many are available"""
         self._memo = Memo()
-        """of counts where machines hold devices"""
+        """of counts where others hold devices"""
 
     def count(self, documents: Sequence[Object]) -> list[tuple[Object, int, int]]:
         """Each pool that can be read, with how many devices it has and how many are available."""
@@ -178,7 +178,8 @@ class PoolCounter:
         gone = [doc for place, doc in before.items() if place not in now]
         new = [doc for place, doc in now.items() if place not in before] + [*uncounted.values()]
         self._documents, self._uncounted = now, {}
-        is_small = self._is_plain and all(doc["kind"] not in _OF_ALL for doc in (*gone, *new))
+        of_all = {"DeviceClass", *self._others}  # these bear on what claims hold that do not change
+        is_small = self._is_plain and all(doc["kind"] not in of_all for doc in (*gone, *new))
         self._is_plain = False  # after an error all is counted
         self._is_plain = is_small and self._note(gone, new)
         if not self._is_plain:
@@ -209,14 +210,13 @@ class PoolCounter:
         for doc in documents:
             if doc["kind"] == "DevicePool":
                 self._pools.setdefault(doc["metadata"]["name"], []).append(doc)
-        kinds = {doc["kind"] for doc in documents}
-        has_machines = not kinds.isdisjoint((vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND))
-        self._is_plain = not has_machines and self._hold(device_claims_in(documents))
+        has_others = not self._others.isdisjoint({doc["kind"] for doc in documents})
+        self._is_plain = not has_others and self._hold(device_claims_in(documents))
         if self._is_plain:
             for name in self._pools:
                 self._count(name)
             return
-        held = _held_with_machines(documents, self._memo)
+        held = _held_by_all(documents, self._memo, self._requesters)
         used = device_uses(held)
         for name, pools in self._pools.items():
             use = used.get(name, {})
@@ -279,9 +279,9 @@ def _shared_names(documents: Sequence[Object]) -> frozenset[str]:
     return frozenset(name for name, number in names.items() if number > 1)
 
 
-def _held_with_machines(documents: Sequence[Object], memo: Memo) -> Sequence[HeldDevice]:
-    """What claims and machines hold."""
-    placed = vm_scheduling.scheduling_input(effective_documents(documents, memo), memo)
+def _held_by_all(documents: Sequence[Object], memo: Memo, requesters: Sequence[Requester[Any]]) -> Sequence[HeldDevice]:
+    """What claims hold, and what all requesters do."""
+    placed = RoundRequests(requesters, effective_documents(documents, memo), memo)
     classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
     by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}
     return list(held_devices(placed.documents, by_name, memo))

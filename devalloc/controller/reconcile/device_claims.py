@@ -23,7 +23,6 @@ from devalloc.api.findings import ADMIN, Finding, Reader, finding_of, message_of
 from devalloc.api.meta import NODE_LABEL
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.api.views import ClaimView, ObjectView, device_claims_in
-from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import PoolCounter
 from devalloc.controller.reconcile.class_conditions import class_units
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
@@ -42,12 +41,13 @@ from devalloc.controller.reconcile.preconditions import (
     allocates_from,
     fuller_pools,
 )
+from devalloc.controller.reconcile.requester import AnsweredRound, RoundRequests
 from devalloc.controller.reconcile.resting import RestingObjects, RoundResult
 from devalloc.controller.reconcile.round_solver import DEVICE_CLAIMS, REFRESH_PAUSE, RoundSolver
 from devalloc.controller.reconcile.settled import SettledClaims
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, order_of_key
 from devalloc.controller.reconcile.stored_claims import effective_documents, ignored_changes, ignored_messages
-from devalloc.controller.reconcile.surroundings import ASKING_KINDS, Surroundings
+from devalloc.controller.reconcile.surroundings import Surroundings
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.metadata_rules import with_annotations, with_status
@@ -138,6 +138,8 @@ class DeviceClaimAllocator:
         self._store = store
         self._settings = settings
         self.loop = ReconcileLoop("could not answer the claims", store, settings, kinds, clock)
+        self._of_kind = {kind: each for each in settings.requesters for kind in each.kinds}
+        self._asking = frozenset({CLAIM, *self._of_kind})
         self._solver: RoundSolver | None = None
         self._resting: RestingObjects | None = None
         if solve is None:
@@ -160,15 +162,15 @@ class DeviceClaimAllocator:
         """Each object of a node has that node's label, as far as the store accepts it: nodes can rely on it."""
         self._own_writes: set[str] = set()
         self._memo = Memo()
-        self._counter = PoolCounter()
+        self._counter = PoolCounter(settings.requesters)
         if self._solver is not None:
             settled = SettledClaims((self._solver, self._counter, self._memo))
-            self._resting = RestingObjects(self._solver, settled)
+            self._resting = RestingObjects(self._solver, self._asking, settled)
         self._last: DeviceClaimRound | None = None
         """The last round, if one more on the same objects would come to the same."""
         self._seen: Mapping[Key, Object] = {}
         """All objects as of the last round, with what it wrote."""
-        self._surroundings = Surroundings()
+        self._surroundings = Surroundings(self._asking)
         self._changed: set[Key] = set()
         """Objects that may be others than in the last round that came to its end."""
         self._problems: frozenset[str] = frozenset()
@@ -207,41 +209,32 @@ class DeviceClaimAllocator:
             return replace(last, seconds=0.0)
         self._memo.turn()
         self._hear(objects)
-        documents, solver_input = self._input(objects)
-        if (with_woken := self._wake(solver_input, objects, everything)) is not None:
+        documents, requests = self._input(objects)
+        if (with_woken := self._wake(requests, objects, everything)) is not None:
             objects = with_woken
-            documents, solver_input = self._input(objects)
+            documents, requests = self._input(objects)
         self.loop.is_again, self._unsaid = False, []
         if self._solver is not None:
             self._solver.note_recorded(obj for key, obj in objects.items() if key.kind == CLAIM)
-        kept_out = rejection_messages(self.loop.refusals.look(documents), solver_input)
+        kept_out = rejection_messages(self.loop.refusals.look(documents), requests)
         answer = admission.solve_admitted(
-            solver_input.documents,
+            requests.documents,
             partial(self._answer, self._ends()),
             self._settings.admin_namespaces,
             kept_out,
         )
         answer = {
             **answer,
-            "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)],
-            "problems": [*answer["problems"], *(problem.to_dict() for problem in solver_input.problems)],
+            "claims": [*answer["claims"], *requests.withheld()],
+            "problems": [*answer["problems"], *(problem.to_dict() for problem in requests.problems)],
         }
         as_solved = {(one["namespace"], one["name"]): one for one in answer["claims"]}
-        answer["claims"] = [
-            self._read_in(one["namespace"], vm_scheduling.of_machine(one, solver_input)) for one in answer["claims"]
-        ]
+        answer["claims"] = [self._read_in(one["namespace"], requests.in_words(one)) for one in answer["claims"]]
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         claims_units = decide_claims(documents, answer, now, self._memo, form=self._settings.form)
-        units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, self._say)
-        units = vm_scheduling.swap_units(solver_input, documents, units, now)
-        taken = {key for unit in units for key in unit.keys}
-        units += vm_scheduling.decide_migrations(solver_input, answer, taken, now, self._say)
-        if any(key.kind == vm_scheduling.KIND for key in objects):
-            taken = {key for unit in units for key in unit.keys}
-            units += vm_scheduling.node_service_units([*objects.values(), *around.nodes_and_pools], taken, now)
-        if self._settings.form.in_conditions:
-            units += vm_scheduling.stopped_units(objects.values(), {key for unit in units for key in unit.keys}, now)
-        units = self._without_transient(units)
+        in_conditions = self._settings.form.in_conditions
+        done_on = AnsweredRound(answer, [*objects.values()], documents, around, now, self._say, in_conditions)
+        units = self._without_transient(requests.decide(claims_units, done_on))
         units += [WriteUnit((change,), granted=False) for change in ignored_changes(around.foreign)]
         unlabelled: set[Key] = set()
         if self._settings.labels_nodes:
@@ -268,7 +261,7 @@ class DeviceClaimAllocator:
             undone = frozenset(key for unit in units for key in unit.keys - written.keys())
             is_proven = bool(answer["optimal"]) and not answer.get("again")
             result = RoundResult(as_solved, written, undone, gives, is_proven)
-            self._resting.settle(objects, solver_input, result)
+            self._resting.settle(objects, requests, result)
             self.loop.is_again |= self._resting.is_behind
         seen, replaced = {**objects, **written}, {id(everything[key]): obj for key, obj in written.items()}
         if self._settings.labels_nodes and not self.has_labelled:
@@ -325,25 +318,25 @@ class DeviceClaimAllocator:
         self._surroundings.update(objects, self._changed)
         if self._resting is not None:
             return self._resting.look(objects, self._seen, self._changed)
-        keys = (key for key in objects if key.kind in ASKING_KINDS)
+        keys = (key for key in objects if key.kind in self._asking)
         return {key: objects[key] for key in sorted(keys, key=order_of_key)}
 
-    def _input(self, objects: Mapping[Key, Object]) -> tuple[list[Object], vm_scheduling.SchedulingInput]:
+    def _input(self, objects: Mapping[Key, Object]) -> tuple[list[Object], RoundRequests]:
         documents = [*objects.values(), *self._surroundings.documents]
         others_wait = self._resting is not None and self._resting.has_machines
         effective = effective_documents(documents, self._memo)
-        return documents, vm_scheduling.scheduling_input(effective, self._memo, others_wait=others_wait)
+        return documents, RoundRequests(self._settings.requesters, effective, self._memo, others_wait=others_wait)
 
     def _wake(
         self,
-        solver_input: vm_scheduling.SchedulingInput,
+        requests: RoundRequests,
         objects: Mapping[Key, Object],
         everything: Mapping[Key, Object],
     ) -> Mapping[Key, Object] | None:
         """The objects with those that wait and that a change could help; None if there are none."""
         if self._resting is None or self._solver is None:
             return None
-        documents = [doc for doc in solver_input.documents if not admission.is_admission_object(doc)]
+        documents = [doc for doc in requests.documents if not admission.is_admission_object(doc)]
         self._solver.update(self._solver.split(documents)[0], self._settings.placement)
         return self._resting.wake(objects, everything)
 
@@ -400,11 +393,12 @@ class DeviceClaimAllocator:
         """
 
         def standing(planned: Sequence[WriteUnit], now: Snapshot) -> Sequence[WriteUnit] | None:
-            if (pools := fuller_pools(decided_on, now.objects)) is None:
+            if (pools := fuller_pools(decided_on, now.objects, self._settings.requesters)) is None:
                 return None
             return [unit for unit in planned if not allocates_from(unit, pools)]
 
-        report = self.loop.commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), standing)
+        holders = EXCLUSIVE_STATUSES.union(*(each.holders for each in self._settings.requesters))
+        report = self.loop.commit(units, Fence(version, EXCLUSIVE_SPECS, holders), standing)
         self._unsaid += [unit for unit, _ in report.rejected if not (unit.granted or unit.grows or unit.released)]
         return report.written
 
@@ -458,7 +452,7 @@ class DeviceClaimAllocator:
             objects = self.loop.reading.look().objects
             self._changed |= self.loop.reading.take_changes()
             self._surroundings.update(objects, self._changed)
-            asking = {key: obj for key, obj in objects.items() if key.kind in ASKING_KINDS}
+            asking = {key: obj for key, obj in objects.items() if key.kind in self._asking}
             if self._resting is not None:
                 asking = self._resting.without_resting(asking)
                 self._counter.unsettle(self._resting.settled.replaced(objects))
@@ -481,10 +475,10 @@ class DeviceClaimAllocator:
             came_or_went = (now is None) != (before is None)
             states = [(unschedulable_nodes([one]), fenced_nodes([one])) for one in (now or {}, before or {})]
             return came_or_went or states[0] != states[1]
-        if event.object["kind"] == vm_scheduling.MIGRATION_KIND:  # its nodes say all the time how far it is
-            return bool(vm_scheduling.relevant_migration_part(now) != vm_scheduling.relevant_migration_part(before))
-        held = None if now is None else _relevant_if_allocated(now)
-        return held is None or before is None or held != _relevant_if_allocated(before)
+        of = self._of_kind.get(event.object["kind"])
+        relevant = _relevant_if_allocated if of is None else of.relevant
+        state = None if now is None else relevant(now)
+        return state is None or before is None or bool(state != relevant(before))
 
     def _report(self, problems: Sequence[str]) -> None:
         """Log each problem when it comes, not every time it is seen; of many, as at a start, the first ones."""

@@ -19,20 +19,13 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from devalloc.api.conditions import ALLOCATED, DEVICE_LOST, PLACED, find_condition
-from devalloc.api.fencing import fenced_from
-from devalloc.api.machine_reservation import FITS
-from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimView, MachineView, MigrationView, as_mappings
-from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
+from devalloc.api.conditions import ALLOCATED, DEVICE_LOST
+from devalloc.api.views import ClaimView, as_mappings
 from devalloc.store import Object
 from devalloc.worker import Again, Why, Worker
 
 RELEASED = "Released"
 NORMAL, WARNING = "Normal", "Warning"
-_EXPECTED_REASONS = ("StoppedOnRequest", "NotPlaced")
-"""Reasons of machines that are as they should be, or of which the controller tells."""
 _SHOWN = 8
 """Devices that an event names."""
 
@@ -51,47 +44,8 @@ class ObjectEvent:
     note: str
 
 
-def events_of_write(before: Object, after: Object) -> list[ObjectEvent]:
-    """What became of an object by a write of ours; nothing for what no user waits for."""
-    if before["kind"] == "DeviceClaim":
-        return [*_claim_events(before, after)]
-    if before["kind"] == vm_scheduling.KIND:
-        return [*_machine_events(before, after)]
-    if before["kind"] == vm_scheduling.MIGRATION_KIND:
-        return [*_migration_events(before, after)]
-    return []
-
-
-def _migration_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
-    was, now = MigrationView(before), MigrationView(after)
-    status = now.status
-    reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
-    nodes = f"from node {status.get('sourceNode')} to node {status.get('targetNode')}"
-    if now.phase == was.phase:
-        if now.phase == "Pending" and reason and reason != was.status.get("reason"):
-            yield object_event(after, WARNING, reason, "Migrate", message)
-    elif now.phase == "Scheduled":
-        yield object_event(after, NORMAL, "Scheduled", "Migrate", nodes)
-    elif now.phase == "Succeeded":
-        yield object_event(after, NORMAL, "Succeeded", "Migrate", nodes)
-    elif now.phase == "Failed":
-        yield object_event(after, WARNING, reason or "Failed", "Migrate", message)
-
-
-def node_events(before: Object, after: Object) -> list[ObjectEvent]:
-    """What a node says is wrong with a machine that it has, if that is another reason than before; and that it was
-    taken away from a fenced node."""
-    if nodes := fenced_from(after) - fenced_from(before):
-        note = f"taken away from node {', '.join(sorted(nodes))}, which is fenced"
-        return [object_event(after, WARNING, Reason.NODE_FENCED.value, "Release", note)]
-    was, now = MachineView(before).status.get("reason"), MachineView(after).status.get("reason")
-    if MachineView(after).holder is None or not now or now == was or now in _EXPECTED_REASONS:
-        return []
-    note = str(MachineView(after).status.get("message", ""))
-    return [object_event(after, WARNING, str(now), "Run", note)]
-
-
-def _claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
+def claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
+    """What became of a DeviceClaim by a write of ours; nothing for what no user waits for."""
     had, has = ClaimView(before).entries, ClaimView(after).entries
     if has and not had:
         node = ClaimView(after).node
@@ -106,23 +60,6 @@ def _claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
         yield object_event(after, WARNING, reason, "Check" if has else "Allocate", ClaimView(after).message)
 
 
-def _machine_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
-    was, now = _condition(before, PLACED), _condition(after, PLACED)
-    if now.get("status") == "True" and was.get("status") != "True":
-        yield object_event(after, NORMAL, PLACED, "Place", str(now.get("message", "")))
-    elif now.get("status") == "False" and now.get("reason") not in (was.get("reason"), *_EXPECTED_REASONS):
-        yield object_event(after, WARNING, str(now.get("reason")), "Place", str(now.get("message", "")))
-    elif was.get("status") == "True" and not now:
-        node = MachineView(before).status.get("nodeName")
-        yield object_event(after, NORMAL, RELEASED, "Release", f"node {node} no longer reserves anything for it")
-    served = _condition(after, SERVED)
-    if served.get("status") == "False" and served.get("reason") != _condition(before, SERVED).get("reason"):
-        yield object_event(after, WARNING, str(served.get("reason")), "Place", str(served.get("message", "")))
-    fitted, fits = _condition(before, FITS), _condition(after, FITS)
-    if fits.get("status") == "False" and fits.get("reason") != fitted.get("reason"):
-        yield object_event(after, WARNING, str(fits.get("reason")), "Place", str(fits.get("message", "")))
-
-
 def object_event(obj: Object, type: str, reason: str, action: str, note: str) -> ObjectEvent:
     """An event of an object as it is now."""
     metadata = obj["metadata"]
@@ -135,10 +72,6 @@ def object_event(obj: Object, type: str, reason: str, action: str, note: str) ->
         "resourceVersion": metadata.get("resourceVersion", ""),
     }
     return ObjectEvent({name: value for name, value in regarding.items() if value}, type, reason, action, note)
-
-
-def _condition(machine: Object, name: str) -> Mapping[str, Any]:
-    return find_condition(MachineView(machine).status.get("conditions"), name)
 
 
 def _lost_devices(claim: Object) -> set[str]:

@@ -16,9 +16,9 @@ from devalloc.api.cordon import pool_node
 from devalloc.api.fencing import fenced_from, fenced_from_note, fenced_nodes, without_holder
 from devalloc.api.machine_location import NODE_CONDITIONS
 from devalloc.api.moved_claims import MovedDevices, moved_devices
+from devalloc.api.owner_names import MACHINE
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
-from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, unit_of
 from devalloc.store import OBJECT_FAILURES, REFUSALS, Conflict, Key, NotFound, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
@@ -41,7 +41,7 @@ def is_fenced(store: Store, node: str) -> bool:
 def held_objects(store: Store, node: str) -> list[Object]:
     """The machines that are on a node or move to it, and the claims that have devices of it or that it holds, by kind,
     namespace and name. Raises StoreError."""
-    return [one for one in store.list((KIND, "DeviceClaim")).objects if _belongs(one, node)]
+    return [one for one in store.list((MACHINE, "DeviceClaim")).objects if _belongs(one, node)]
 
 
 def take_away(
@@ -63,14 +63,14 @@ def _take_away(writer: _Writer, objects: Iterable[Object], moved: Iterable[Moved
     """A machine goes first, then its claims: so both are placed together. ``objects``: those of the node. ``moved``:
     what waits for claims of machines that have moved; they get this instead of what they have. Raises StoreError."""
     held = sorted(objects, key=lambda one: ObjectView(one).key)
-    machines = [one for one in held if one["kind"] == KIND]
+    machines = [one for one in held if one["kind"] == MACHINE]
     staying: set[ClaimKey] = set()
     for machine in machines:
         if not writer.write(machine, _taken_machine(machine, node, why)):
-            staying.update(claims_of(machine))
-    moving = {claim for one in machines if _moves(one, node) for claim in claims_of(one)}
+            staying.update(MachineView(machine).claims)
+    moving = {claim for one in machines if _moves(one, node) for claim in MachineView(one).claims}
     moving |= {devices.claim for devices in moved if devices.node != node}
-    for claim in (one for one in held if one["kind"] != KIND):
+    for claim in (one for one in held if one["kind"] != MACHINE):
         key = ClaimView(claim).key
         if key not in staying:
             writer.write(claim, _taken_claim(claim, node, with_machine=key in moving))
@@ -78,7 +78,7 @@ def _take_away(writer: _Writer, objects: Iterable[Object], moved: Iterable[Moved
 
 def _moved(objects: Iterable[Object]) -> list[MovedDevices]:
     """What waits for claims of machines that have moved."""
-    return [devices for one in objects if one.get("kind") == KIND for devices in moved_devices(one)]
+    return [devices for one in objects if one.get("kind") == MACHINE for devices in moved_devices(one)]
 
 
 def take_from_fenced(
@@ -235,7 +235,7 @@ def holding_nodes(obj: Object) -> frozenset[str]:
 
 def _named_nodes(obj: Object) -> set[str]:
     """The nodes that a machine or claim names as those that may have it."""
-    if obj.get("kind") not in (KIND, "DeviceClaim"):
+    if obj.get("kind") not in (MACHINE, "DeviceClaim"):
         return set()
     view = MachineView(obj)
     names = (view.holder, view.node, view.migration_target, view.status.get("nodeName"), ClaimView(obj).node)
@@ -254,7 +254,7 @@ def existing_nodes(objects: Iterable[Object]) -> set[str]:
 def _belongs(obj: Object, node: str) -> bool:
     """Whether it is a claim that has devices of the node, or that the node holds; or a machine that is on the node or
     moves to it."""
-    if obj.get("kind") == KIND and obj.get("apiVersion") == meta.DEVALLOC:
+    if obj.get("kind") == MACHINE and obj.get("apiVersion") == meta.DEVALLOC:
         return MachineView(obj).is_on(node) or MachineView(obj).arrives_on(node)
     if obj.get("kind") != "DeviceClaim" or obj.get("apiVersion") != meta.DEVMGMT:
         return False

@@ -18,15 +18,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import NODE_LABEL, node_label, parse_time
-from devalloc.api.views import ClaimView, ObjectView
+from devalloc.api.owner_names import MACHINE
+from devalloc.api.views import ClaimView, MachineView, ObjectView
 from devalloc.backoff import Backoff, Retry
 from devalloc.controller.reconcile.decision import IN_ANNOTATIONS, AnswerForm, WriteUnit
+from devalloc.controller.reconcile.requester import Requester
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
-from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.write_backoff import WriteBackoff
 from devalloc.controller.settings import DEFAULT_MIGRATION_LIMITS, MigrationLimits
 from devalloc.store import (
@@ -71,8 +73,8 @@ def missing_labels(objects: Iterable[tuple[Key, Object]], apart_from: Collection
 
 def owning_node(obj: Object) -> str | None:
     """The node that has the object, else the one that is to have it; None if there is none."""
-    if Key.of(obj).kind == machines.KIND:
-        return machines.running_node(obj) or None
+    if Key.of(obj).kind == MACHINE:
+        return MachineView(obj).running_node or None
     claim = ClaimView(obj)
     if claim.is_held:
         return claim.holder or claim.node
@@ -133,6 +135,8 @@ class AllocatorSettings:
     """Minimum seconds between two counts of available devices, and so between two writes of a pool's availableDevices:
     on a cluster each is a request."""
     migrations: MigrationLimits = DEFAULT_MIGRATION_LIMITS
+    requesters: tuple[Requester[Any], ...] = ()
+    """What asks for devices beside claims."""
     retry: float = 1.0
     """Seconds to wait after a round that failed, doubled after each further one, up to ``resync``."""
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from devalloc.api.views import Order
-from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
-from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
+from devalloc.api.owner_names import MACHINE
+from devalloc.api.views import MachineView, Order
 from devalloc.store import Key, Object
 
 CLAIM = "DeviceClaim"
@@ -67,7 +66,7 @@ class PostponedUnits:
     def add(self, unit: Unit, order: Order, objects: Mapping[Key, Object]) -> None:
         """Postpone a unit; ``objects``: what it consists of, beside what is postponed of it: a round looks at a group
         as a whole."""
-        machines = [claims_of(obj) for key, obj in objects.items() if key.kind == MACHINE]
+        machines = [MachineView(obj).claims for key, obj in objects.items() if key.kind == MACHINE]
         keys = dict.fromkeys(objects)
         owned = dict.fromkeys(Key(CLAIM, *claim) for claims in machines for claim in claims)
         if (before := self._by_unit.get(unit)) is not None:

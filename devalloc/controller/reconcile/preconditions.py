@@ -1,39 +1,42 @@
 """Preconditions of a decision, and whether they still hold after what happened meanwhile.
 
-Devices are given once: of pools, classes and claims that hold devices nothing that counts may have changed. Machines
-count for more and for less all the time, as they are permitted; that matters only to what was to be given of the same
-node's room.
+Devices are given once: of pools, classes and claims that hold devices nothing that counts may have changed. Others than
+claims count for more and for less all the time, as machines do that are permitted it; that matters only to what was to
+be given of the same node's room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from devalloc.api.machine_reservation import readable_entries
+from devalloc.api.machine_reservation import sum_entries
 from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS, DEVICE_RECORDS
-from devalloc.api.moved_claims import moved_entries
 from devalloc.api.views import ClaimView, as_mapping, as_mappings
-from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.requester import Requester
 from devalloc.store import Key, Object
 
 EXCLUSIVE_SPECS = frozenset({"DevicePool", "DeviceClass"})
-EXCLUSIVE_STATUSES = frozenset({"DeviceClaim", vm_scheduling.KIND})
-"""What a decision depends on so that no device is given twice."""
+EXCLUSIVE_STATUSES = frozenset({"DeviceClaim"})
+"""What a decision depends on so that no device is given twice, beside the holders of requesters."""
 _ALLOCATION_ANNOTATIONS = (ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS, ALLOCATED_SPEC, ADMIN_CLASSES)
 """Annotations that say what an allocated claim holds."""
 
 
-def fuller_pools(before: Mapping[Key, Object], now: Mapping[Key, Object]) -> frozenset[str] | None:
-    """Pools of which machines count for more than before; None if anything else is other than it was decided on."""
+def fuller_pools(
+    before: Mapping[Key, Object], now: Mapping[Key, Object], requesters: Iterable[Requester[Any]]
+) -> frozenset[str] | None:
+    """Pools of which others than claims count for more than before; None if anything else is other than it was decided
+    on."""
+    holders = {kind: each for each in requesters for kind in each.holders}
     pools: set[str] = set()
     for key in before.keys() | now.keys():
         old, new = before.get(key), now.get(key)
-        if old is new or key.kind not in EXCLUSIVE_SPECS | EXCLUSIVE_STATUSES:
+        if old is new or key.kind not in EXCLUSIVE_SPECS | EXCLUSIVE_STATUSES | holders.keys():
             continue
-        if key.kind == vm_scheduling.KIND:
-            pools |= _pools_with_more(_reserved_entries(old), _reserved_entries(new))
+        if (holder := holders.get(key.kind)) is not None:
+            pools |= _pools_with_more(*([] if one is None else holder.held(one) for one in (old, new)))
         elif _relevant_part(old) != _relevant_part(new):
             return None
     return frozenset(pools)
@@ -63,12 +66,8 @@ def _relevant_part(doc: Object | None) -> Any:
     return metadata["uid"], metadata["generation"], ClaimView(doc).entries, values
 
 
-def _reserved_entries(machine: Object | None) -> list[Any]:
-    return [] if machine is None else [*vm_scheduling.held_entries(machine), *readable_entries(moved_entries(machine))]
-
-
 def _pools_with_more(before: list[Any], now: list[Any]) -> set[str]:
-    was, taken = vm_scheduling.sum_entries(before), vm_scheduling.sum_entries(now)
+    was, taken = sum_entries(before), sum_entries(now)
     whole = {(entry["devicePoolName"], entry["deviceName"]) for entry in before}
     grown = {place[0] for place, amount in taken.items() if amount > was.get(place, 0)}
     return grown | {

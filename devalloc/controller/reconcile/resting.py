@@ -20,16 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from devalloc.api import host_pool_names
+from devalloc.api.owner_names import MACHINE
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, Order, order_of
 from devalloc.controller.reconcile.postponed import CLAIM, PostponedUnits, Unit
+from devalloc.controller.reconcile.requester import RoundRequests
 from devalloc.controller.reconcile.round_solver import may_rest_with
 from devalloc.controller.reconcile.settled import SettledClaims, may_matter, says_all
 from devalloc.controller.reconcile.snapshot import order_of_key
-from devalloc.controller.reconcile.surroundings import ASKING_KINDS
-from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
-from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
-from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
 from devalloc.store import Key, Object
 from devalloc_solver import WaitingBook
 from devalloc_solver.pipeline import admission
@@ -73,6 +71,8 @@ class RestingObjects:
     """Of one loop. Not thread-safe."""
 
     solver: WaitingSolver
+    asking: frozenset[str] = frozenset({CLAIM, MACHINE})
+    """Kinds of what asks for devices."""
     settled: SettledClaims = field(default_factory=SettledClaims)
     """Claims that hold devices and are left alone."""
     _asleep: dict[Key, Object] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class RestingObjects:
                 self._awake.discard(key)
                 del self._written[key]
                 continue
-            elif key.kind not in ASKING_KINDS:
+            elif key.kind not in self.asking:
                 pass  # all rounds have it
             elif self._asleep.get(key) is not new and self.settled.get(key) is not new:
                 self._awake.add(key)
@@ -188,7 +188,7 @@ class RestingObjects:
                 if _gives_back(old, new):
                     freed.add(ClaimView(obj).key[0])
             elif key.kind == MACHINE:
-                units |= {unit for claim in claims_of(obj) if (unit := self._unit_of.get(Key(CLAIM, *claim)))}
+                units |= {unit for claim in MachineView(obj).claims if (unit := self._unit_of.get(Key(CLAIM, *claim)))}
             elif _may_serve_others(key, old, new):
                 has_new_plugins = True
             elif key.kind == "DevicePool" and host_pool_names.node_of_host_pool(obj) is not None:
@@ -272,13 +272,13 @@ class RestingObjects:
             self._postponed.charge(new)
             return
         for key, obj in [*new.items()]:
-            own = [Key(CLAIM, *claim) for claim in claims_of(obj)] if key.kind == MACHINE else []
+            own = [Key(CLAIM, *claim) for claim in MachineView(obj).claims] if key.kind == MACHINE else []
             for other in (other for one in (key, *own) for other in self._postponed.withdraw(one)):
                 if other in objects:
                     new[other] = objects[other]
         machines = (key for key in self._awake | new.keys() if key.kind == MACHINE)
         waiting = (key for key in machines if key in objects and _waits(objects[key]))
-        owner = {Key(CLAIM, *claim): key for key in waiting for claim in claims_of(objects[key])}
+        owner = {Key(CLAIM, *claim): key for key in waiting for claim in MachineView(objects[key]).claims}
         units: dict[Unit, dict[Key, Object]] = defaultdict(dict)
         for key, obj in new.items():
             units[Unit(owner[key]) if key in owner else _unit_of(key, obj)][key] = obj
@@ -299,9 +299,9 @@ class RestingObjects:
 
     # -- after a round -------------------------------------------------------------------------------------------------
 
-    def settle(self, active: Mapping[Key, Object], solver_input: SchedulingInput, done: RoundResult) -> None:
+    def settle(self, active: Mapping[Key, Object], requests: RoundRequests, done: RoundResult) -> None:
         """Let the units rest that were refused in a round, and whose refusals stand on them."""
-        bound = {Key(CLAIM, *claim) for claim in (*solver_input.owners, *solver_input.kept_back)}
+        bound = {Key(CLAIM, *claim) for claim in requests.bound}
         units = self._waiting_units(active)
         self._freed = {
             key.namespace or "default" for key, obj in done.written.items() if _gives_back(active.get(key), obj)
@@ -309,12 +309,12 @@ class RestingObjects:
         unsettled: set[str] = set()
         refused: dict[Unit, list[Answer]] = {}
         for unit, keys in units.items():
-            answers = [one for key in keys if (one := self._answer(key, solver_input, done)) is not None]
+            answers = [one for key in keys if (one := self._answer(key, requests, done)) is not None]
             if unit in self._members:
                 if unit not in self._equals and _is_kept_out(answers):
                     self._equals.update(self.solver.waiting.equals(unit))
                 self._wake([unit])
-            if unit.key.kind == MACHINE and self._has_no_host(unit.key, active, solver_input, done):
+            if unit.key.kind == MACHINE and self._has_no_host(unit.key, active, requests, done):
                 self._enter(unit, keys, active, done.written, by_admission=False)
                 self._by_hosts.add(unit)
                 continue
@@ -328,14 +328,14 @@ class RestingObjects:
         self._equals -= units.keys()
         by_solver = {unit.namespace for unit, answers in refused.items() if not _is_kept_out(answers)}
         documents = (
-            {ClaimView(doc).key: doc for doc in solver_input.documents if doc.get("kind") == CLAIM} if refused else {}
+            {ClaimView(doc).key: doc for doc in requests.documents if doc.get("kind") == CLAIM} if refused else {}
         )
         for unit, answers in refused.items():
             keys = units[unit]
             kept_out = _is_kept_out(answers)
             if kept_out and (unit.namespace in unsettled or unit.namespace in by_solver):
                 continue  # what these leave of a quota may be for it
-            if kept_out or self._rests(unit, keys, answers, active, solver_input, documents, done):
+            if kept_out or self._rests(unit, keys, answers, active, requests, documents, done):
                 self._enter(unit, keys, active, done.written, by_admission=kept_out)
 
     def settle_held(self, active: Mapping[Key, Object], done: RoundResult, apart_from: Collection[Key]) -> None:
@@ -370,21 +370,16 @@ class RestingObjects:
         return units
 
     @staticmethod
-    def _has_no_host(key: Key, active: Mapping[Key, Object], solver_input: SchedulingInput, done: RoundResult) -> bool:
+    def _has_no_host(key: Key, active: Mapping[Key, Object], requests: RoundRequests, done: RoundResult) -> bool:
         """Whether a machine without claims waits for what nodes have, and a round has said so."""
         is_reported = key not in done.written and key not in done.undone
-        name = key.namespace or "default", key.name
-        return is_reported and name in solver_input.waiting and not claims_of(active[key])
+        return is_reported and requests.is_waiting(key) and not MachineView(active[key]).claims
 
-    def _answer(self, key: Key, solver_input: SchedulingInput, done: RoundResult) -> Answer | None:
+    def _answer(self, key: Key, requests: RoundRequests, done: RoundResult) -> Answer | None:
         """The refusal of one object; None if it has none, or another one than the solver's."""
-        name = key.namespace or "default", key.name
+        answers = [done.answers.get(part) for part in requests.parts_of(key, alone=True)]
         if key.kind == CLAIM:
-            return done.answers.get(name)
-        wish = solver_input.wishes.get(name)
-        if wish is None or wish.group is not None:
-            return None
-        answers = [done.answers.get(part) for part in wish.parts]
+            return answers[0]
         return next((one for one in answers if one is not None and not one["allocated"]), None)
 
     def _rests(
@@ -393,14 +388,11 @@ class RestingObjects:
         keys: Sequence[Key],
         answers: Sequence[Answer],
         active: Mapping[Key, Object],
-        solver_input: SchedulingInput,
+        requests: RoundRequests,
         documents: Mapping[ClaimKey, Object],
         done: RoundResult,
     ) -> bool:
-        names: list[ClaimKey] = []
-        for key in keys:
-            name = key.namespace or "default", key.name
-            names += [name] if key.kind == CLAIM else solver_input.wishes[name].parts
+        names = (name for key in keys for name in requests.parts_of(key))
         claims = [documents[name] for name in names if name in documents]
         order = min(order_of(active[key]) for key in keys)
         return self.solver.rest(unit, order, claims, answers, is_proven=done.is_proven and not done.gives)

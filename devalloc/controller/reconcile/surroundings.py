@@ -10,15 +10,11 @@ from dataclasses import dataclass, field
 
 from devalloc.api.cordon import NODE_KIND, apply_cordons, is_node, pool_node, unknown_nodes, unschedulable_nodes
 from devalloc.api.fencing import fence_statements
-from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.postponed import CLAIM
 from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.controller.reconcile.stored_claims import is_foreign
 from devalloc.store import Key, Object
 from devalloc_solver.pipeline import quota
 
-ASKING_KINDS = frozenset({CLAIM, vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND})
-"""Kinds of what asks for devices. A round looks at it only if a change could matter to it."""
 _POOL = "DevicePool"
 
 
@@ -26,6 +22,8 @@ _POOL = "DevicePool"
 class Surroundings:
     """Of one loop. Not thread-safe."""
 
+    asking: frozenset[str]
+    """Kinds of what asks for devices. A round looks at it only if a change could matter to it."""
     documents: Sequence[Object] = ()
     """What is decided on, in order: cordoned devices are unavailable, and what counts of Nodes is in their pools."""
     foreign: Sequence[Object] = ()
@@ -71,7 +69,7 @@ class Surroundings:
     def update(self, objects: Mapping[Key, Object], changed: Iterable[Key]) -> None:
         """Read what there is now. ``changed``: what has come, gone or become another since the last call; and more."""
         others = {
-            key for key in changed if key.kind not in ASKING_KINDS and objects.get(key) is not self._objects.get(key)
+            key for key in changed if key.kind not in self.asking and objects.get(key) is not self._objects.get(key)
         }
         if not others:
             return

@@ -17,18 +17,20 @@ from functools import cached_property
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.owner_names import MACHINE
 from devalloc.api.reasons import Reason
 from devalloc.api.views import MigrationView
 from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.requester import RoundRequests
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
-from devalloc.controller.reconcile.vm_scheduling import KIND, MIGRATION_KIND, SchedulingInput
 from devalloc.store import Change, Key, Object
 
 log = logging.getLogger(__name__)
 
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 60.0, 3600.0
 """The first and the longest back-off before it is tried again though nothing of it has changed."""
+_MIGRATION = "VirtualMachineMigration"
 _MAX_MESSAGE = 1000
 """Characters of the server's message that are reported."""
 _OWN_ANNOTATIONS = frozenset(
@@ -36,7 +38,7 @@ _OWN_ANNOTATIONS = frozenset(
 )
 """Annotations that the controller writes, or takes away."""
 UNRELATED_KINDS = frozenset(
-    {"DeviceClaim", "ResourceClaim", KIND, MIGRATION_KIND, "DevicePool", "Namespace", "ResourceQuota"}
+    {"DeviceClaim", "ResourceClaim", MACHINE, _MIGRATION, "DevicePool", "Namespace", "ResourceQuota"}
 )
 """Kinds that say nothing of what is copied onto a claim, as classes and configurations do."""
 
@@ -151,16 +153,12 @@ def unit_of(obj: Object) -> WriteUnit:
 
 
 def rejection_messages(
-    kept_out: Mapping[Key, str], placing: SchedulingInput
+    kept_out: Mapping[Key, str], requests: RoundRequests
 ) -> dict[tuple[str, str], tuple[Reason, str]]:
     """Reason and message of each claim of the solver's input that is not to be asked for."""
     reasons: dict[tuple[str, str], tuple[Reason, str]] = {}
     for key, why in kept_out.items():
-        name = key.namespace or "default", key.name
-        parts: tuple[tuple[str, str], ...] = (name,)
-        if key.kind == KIND:
-            parts = next((one.parts for one in placing.requests_of(name)), ())
-        reasons |= dict.fromkeys(parts, rejection_reason(why))
+        reasons |= dict.fromkeys(requests.parts_of(key), rejection_reason(why))
     return reasons
 
 
@@ -181,4 +179,4 @@ def _written_by_others(obj: Object | None, *, with_status: bool) -> Any:
 
 def _relevant_status(obj: Object) -> Any:
     """Of a migration only the phase: its source writes the progress each second, and a refusal outlasts that."""
-    return MigrationView(obj).phase if obj["kind"] == MIGRATION_KIND else obj.get("status")
+    return MigrationView(obj).phase if obj["kind"] == _MIGRATION else obj.get("status")

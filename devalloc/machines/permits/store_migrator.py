@@ -18,7 +18,6 @@ from devalloc.api.machine_location import (
 from devalloc.api.meta import parse_time
 from devalloc.api.moved_claims import claim_users
 from devalloc.api.views import ClaimView, MachineView, MigrationView
-from devalloc.controller.reconcile.vm_scheduling.migrations import KIND
 from devalloc.machines.migrations import (
     begin_migration,
     has_purpose,
@@ -26,6 +25,7 @@ from devalloc.machines.migrations import (
     withdraw_migration,
 )
 from devalloc.machines.permits.migration import NO_MIGRATION, MigrationEnd
+from devalloc.machines.schedule.migrations import KIND
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.store import Key, Object, Store
 

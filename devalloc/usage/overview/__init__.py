@@ -37,7 +37,8 @@ from devalloc.api.serving import as_served, unserved_with_objects
 from devalloc.api.views import ClaimView, device_claims_in
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, count_fleet
 from devalloc.controller.reconcile.snapshot import Memo
-from devalloc.controller.reconcile.vm_scheduling.machines import virtual_machines_in
+from devalloc.machines.schedule.machines import virtual_machines_in
+from devalloc.machines.schedule.requester import requesters
 from devalloc.store import Object
 from devalloc.usage.overview import alarms, claims, pools
 from devalloc.usage.overview.claims import summarize_quotas
@@ -103,7 +104,7 @@ def build_overview(
     documents = [as_served(doc, lambda node: unserved.get(node, "")) for doc in documents] if unserved else [*documents]
     closed = unschedulable_nodes(documents)
     docs = apply_all_cordons(documents)
-    counted = count_fleet(docs, memo)
+    counted = count_fleet(docs, memo, requesters())
     users = claims.machine_of_claims(docs)
     holders = pools.device_holders(counted, users)
     by_node: dict[str, list[CardSummary]] = defaultdict(list)

@@ -13,7 +13,7 @@ from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, is_for_devallo
 from devalloc.api.quantity import count_text
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.controller.reconcile.stored_claims import effective_documents
-from devalloc.controller.reconcile.vm_scheduling.machines import (
+from devalloc.machines.schedule.machines import (
     virtual_machines_in,
 )
 from devalloc.store import Object

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from devalloc.api.views import ClaimKey
 from devalloc.controller.reconcile.stored_claims import solver_documents
 from devalloc.controller.refusals import Refusal, refusal_of
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc.store import Object
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,6 @@ class RefusalCache:
 
 
 def _refusals(documents: Sequence[Object], *, with_nodes: bool) -> Refusals:
-    from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
-
     try:
         answer = solve_with_machines(solver_documents(documents, with_nodes=with_nodes), deadline=DEADLINE)
     except Exception:  # a picture less, and the page all the same

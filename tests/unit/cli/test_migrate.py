@@ -17,10 +17,10 @@ from devalloc.api.views import MachineView, MigrationView
 from devalloc.cli.verbs import migrate as verb
 from devalloc.cli.waiting import wait_until
 from devalloc.controller import cordon
-from devalloc.controller.reconcile.vm_scheduling.migration_decision import withdrawal_change
 from devalloc.machines.drain import withdraw_requests
 from devalloc.machines.migration_cleanup import MigrationCleanup
 from devalloc.machines.migrations import begin_migration
+from devalloc.machines.schedule.migration_decision import withdrawal_change
 from devalloc.store import Conflict, Key, NotFound, Store
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import PRIORITY
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 
 
 def placed(devalloc: Shell) -> None:
     store = SQLiteStore(devalloc.store)
     for _ in range(2):
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
     store.close()
 
 

@@ -15,7 +15,6 @@ import pytest
 from devalloc.api.kinds import API_KINDS
 from devalloc.cli import target
 from devalloc.cli.role_hints import role_hint
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.install.manifests import InstallOptions, render_manifests
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support import fast_yaml
@@ -23,6 +22,7 @@ from tests.support.cli_shell import Result, Shell, devalloc
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import machine
+from tests.support.machine_allocator import machine_allocator
 
 __all__ = ["devalloc"]
 OURS = frozenset(kind.plural for kind in API_KINDS.values() if kind.namespaced)
@@ -85,7 +85,7 @@ class Team:
     def controller(self) -> None:
         store = KubernetesStore(FakeClient(self.kube))  # type: ignore[arg-type]
         try:
-            DeviceClaimAllocator(store, kinds=API_KINDS).round()
+            machine_allocator(store, kinds=API_KINDS).round()
         finally:
             store.close()
 

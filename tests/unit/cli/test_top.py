@@ -21,12 +21,12 @@ from devalloc.cli.render.fleet import print_overview, summary_line
 from devalloc.cli.render.pictures import counts_bar
 from devalloc.cli.render.top_screen import TopScreen, screen_content
 from devalloc.cli.verbs import top
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.usage.overview import DeviceCounts, build_overview
 from devalloc.usage.overview.cache import CachedOverview, OverviewCache
 from tests.support.cli_shell import Shell
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.machine_allocator import machine_allocator
 from tests.support.served_page import FixedStore
 
 Object = dict[str, Any]
@@ -46,7 +46,7 @@ def store(path: Path) -> Iterator[SQLiteStore]:
         ]
         fill(opened, gpu_class(), gpu_pool("a", 2, "n1"), gpu_pool("b", 3, "n2"), broken)
         fill(opened, gpu_claim("one", 2), gpu_claim("big", 99), gpu_claim("two"))
-        DeviceClaimAllocator(opened).round()
+        machine_allocator(opened).round()
         yield opened
 
 

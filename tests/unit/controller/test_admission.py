@@ -11,7 +11,7 @@ import pytest
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
 from devalloc.api.object_meta import ObjectMeta
-from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import AllocatorListener
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.store import Event, EventType, Store
@@ -20,6 +20,7 @@ from devalloc_solver import solve_manifests
 from devalloc_solver.pipeline import admission, quota
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, node_by_machine, status
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 COUNTED = "gpu.deviceclass.devmgmtproto.k8s.io/devices"
@@ -55,7 +56,7 @@ class TestCounts:
     def test_earlier_claims_get_what_a_quota_allows_and_later_ones_a_reason(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit("3"))
         fill(store, gpu_claim("a", 2), gpu_claim("b", 2), gpu_claim("c"), gpu_claim("d", namespace="other"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert {name: len(held(store, name)) for name in "abc"} == {"a": 2, "b": 0, "c": 1}
         assert held(store, "d", "other") != []
         assert reason(store, "b") == "QuotaExceeded"
@@ -71,7 +72,7 @@ class TestCounts:
         for one in claims[:2] if name != "name" else ():
             one["metadata"][name] = None
         fill(store, gpu_pool(devices=8), gpu_class(), limit(1), *claims)
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         stored = store.list("DeviceClaim").objects
         given = {one["metadata"]["name"]: len(one.get("status", {}).get("allocations", ())) for one in stored}
         assert given == {"a": 1, "b": 0, "c": 0}
@@ -82,24 +83,24 @@ class TestCounts:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(1), gpu_claim("a"), gpu_claim("b"), gpu_claim("c"))
         for one in "ab":
             store.replace_status({**store.get("DeviceClaim", "default", one), "status": {name: None}})
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert {one: len(held(store, one)) for one in "abc"} == {"a": 1, "b": 0, "c": 0}
         assert used(store) == {"gpu": "1"}
 
     def test_what_a_claim_holds_counts_though_the_rest_of_it_cannot_be_read(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2), gpu_claim("a", 2))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         status = {**store.get("DeviceClaim", "default", "a")["status"], "conditions": "nothing"}
         store.replace_status({**store.get("DeviceClaim", "default", "a"), "status": status})
         fill(store, gpu_claim("b"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert (len(held(store, "a")), held(store, "b")) == (2, [])
         assert reason(store, "b") == "QuotaExceeded"
         assert used(store) == {"gpu": "2"}
 
     def test_released_devices_no_longer_count_in_the_quota(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2), gpu_claim("a", 2), gpu_claim("b", 2))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         allocator.round()
         assert (len(held(store, "a")), reason(store, "b")) == (2, "QuotaExceeded")
         store.delete("DeviceClaim", "default", "a")
@@ -113,7 +114,7 @@ class TestCounts:
     def test_a_waiting_claim_is_not_written_when_others_get_or_release_devices(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2))
         fill(store, *(gpu_claim(name, 2) for name in "abcdef"))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         allocator.round()
         before = store.get("DeviceClaim", "default", "f")
         for name in "abc":
@@ -124,13 +125,13 @@ class TestCounts:
 
     def test_priority_comes_before_age(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(1), gpu_claim("old"), gpu_claim("high", priority="5"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert (held(store, "old"), len(held(store, "high"))) == ([], 1)
 
     def test_a_claim_that_waits_for_something_else_takes_nothing_from_later_ones(self, store: SQLiteStore) -> None:
         waits = [gpu_claim(name, 2, node="nowhere") for name in ("a", "b", "c")]
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2), *waits, gpu_claim("d"), gpu_claim("e", 2))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         allocator.round()
         assert {name: reason(store, name) for name in "abc"} == dict.fromkeys("abc", "NodeUnavailable")
         assert (len(held(store, "d")), reason(store, "e")) == (1, "QuotaExceeded")
@@ -144,7 +145,7 @@ class TestCounts:
     def test_no_number_of_waiting_claims_keeps_others_from_their_turn(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=3), gpu_class(), limit(1))
         fill(store, *(gpu_claim(f"a{number:02}", node="nowhere") for number in range(40)), gpu_claim("z"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert held(store, "z") == ["p/d0"]
         assert {reason(store, f"a{number:02}") for number in range(40)} == {"NodeUnavailable"}
 
@@ -153,7 +154,7 @@ class TestCounts:
         fill(store, gpu_pool(devices=1), gpu_pool("q", 1, node="m"), gpu_class(), limit(1))
         high = gpu_claim("high", namespace="other", priority="9", node="n")
         fill(store, high, gpu_claim("a", node="n"), gpu_claim("b", node="m"))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         allocator.round()
         assert held(store, "high", "other") == ["p/d0"]
         assert (held(store, "b"), reason(store, "a")) == (["q/d0"], None)
@@ -162,7 +163,7 @@ class TestCounts:
 
     def test_a_lowered_quota_takes_nothing_away(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), gpu_claim("a", 4), limit(8))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         allocator.round()
         tight = store.get("ResourceQuota", "default", "compute")
         store.replace({**tight, "spec": limit(1)["spec"]})
@@ -173,7 +174,7 @@ class TestCounts:
 
     def test_the_strictest_of_several_quotas_counts(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(8), limit(1, name="tight"), gpu_claim("a", 2))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert annotations(store, "a")["message"] == (
             "quota default/tight allows 1 device of class gpu, and this claim may get up to 2; "
             "ask for less, or have it raised"
@@ -183,7 +184,7 @@ class TestCounts:
         other = claim("c", {"deviceClass": "nic"}, group="g")
         fill(store, gpu_pool(devices=8), gpu_class(), gpu_class("nic"), limit(3), other)
         fill(store, gpu_claim("a", 2, group="g"), gpu_claim("b", 2, group="g"), gpu_claim("d", 3))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert len(held(store, "d")) == 3, "the group takes nothing of what it may not have"
         assert {name: reason(store, name) for name in "abc"} == {
             "a": "QuotaExceeded",
@@ -199,7 +200,7 @@ class TestCounts:
         fill(store, gpu_pool(), gpu_class(), gpu_class("nic"), limit(1), gpu_claim(name, 2, group="g"))
         fill(store, claim("c", {"deviceClass": "nic"}, group="g"))
         answers = {each["name"]: each for each in solve_manifests(store.list().objects)["claims"]}
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         message = answers["c"]["message"]
         assert message == annotations(store, "c")["message"]
         assert message is not None
@@ -211,12 +212,12 @@ class TestCounts:
         small["spec"]["claims"] = ["a", "b"]
         fill(store, host("n", cpus=4), gpu_pool(devices=8), gpu_class(), limit(1), gpu_claim("a"), gpu_claim("b"))
         fill(store, small)
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert node_by_machine(store) == {}
         assert (held(store, "a"), held(store, "b")) == ([], [])
         assert "quota default/compute allows 1 device of class" in status(store, "web")["message"]
         store.replace({**store.get("ResourceQuota", "default", "compute"), "spec": limit(2)["spec"]})
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert (node_by_machine(store), len(held(store, "a")), len(held(store, "b"))) == ({"web": "n"}, 1, 1)
 
     @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ class TestCounts:
 
     def test_the_refusal_of_an_open_count_asks_for_a_limit(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), limit(8), claim("a", {"deviceClass": "gpu", "requests": {"memory": "1Gi"}}))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert annotations(store, "a")["message"] == (
             "spec.claims[0]: quota default/compute counts devices of class gpu; set limits.count to how many it may get"
         )
@@ -258,20 +259,20 @@ class TestCounts:
     @pytest.mark.parametrize("most", ["many", -1, None, [], {"a": 1}])
     def test_a_quota_that_cannot_be_read_allows_nothing(self, store: SQLiteStore, most: object) -> None:
         fill(store, gpu_pool(), gpu_class(), limit(most), gpu_claim("a"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert reason(store, "a") == "QuotaExceeded"
 
     @pytest.mark.parametrize("status", [{"hard": 1, "used": []}, {"used": None}])
     def test_a_status_that_cannot_be_read_is_written_anew(self, store: SQLiteStore, status: Any) -> None:
         fill(store, gpu_pool(), gpu_class(), limit(1), gpu_claim("a"))
         store.replace_status({**store.get("ResourceQuota", "default", "compute"), "status": status})
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert store.get("ResourceQuota", "default", "compute")["status"]["used"] == {COUNTED: "1"}
 
     @pytest.mark.parametrize("spec", ["x", None, {"hard": "x"}, {"hard": None}])
     def test_a_quota_that_says_nothing_bounds_nothing(self, store: SQLiteStore, spec: Any) -> None:
         fill(store, gpu_pool(), gpu_class(), {**limit(0), "spec": spec}, gpu_claim("a"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert len(held(store, "a")) == 1
 
     def test_quotas_of_pods_and_what_others_count_are_left_alone(self, store: SQLiteStore) -> None:
@@ -280,7 +281,7 @@ class TestCounts:
         fill(store, gpu_pool(), gpu_class(), limit(1), scoped, gpu_claim("a"))
         theirs = store.get("ResourceQuota", "default", "compute")
         store.replace_status({**theirs, "status": {"hard": {"pods": "10"}, "used": {"pods": "7"}}})
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert len(held(store, "a")) == 1
         stored = store.get("ResourceQuota", "default", "compute")["status"]
         assert stored == {"hard": {"pods": "10", COUNTED: "1"}, "used": {"pods": "7", COUNTED: "1"}}
@@ -289,7 +290,7 @@ class TestCounts:
         """Random claims come and go; what is held never exceeds a quota, and what fits in it is not refused for it."""
         random = Random("counts")
         fill(store, gpu_pool(devices=40), gpu_class(), gpu_class("nic"), limit(7), limit(4, "nic", name="net"))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         refusals = 0
         for step in range(25):
             for number in range(random.randrange(3)):
@@ -328,7 +329,7 @@ class TestCounts:
         assert refusals > 5
 
     def test_solving_files_counts_as_well(self) -> None:
-        from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+        from devalloc.machines.schedule.what_if import solve_with_machines
 
         answer = solve_with_machines([gpu_pool(), gpu_class(), limit(1), gpu_claim("a"), gpu_claim("b")])
         assert [(one["name"], one["allocated"], one["reason"]) for one in answer["claims"]] == [
@@ -358,12 +359,12 @@ class TestAdminAccess:
         return store
 
     def test_everywhere_unless_asked_for(self, watched: SQLiteStore) -> None:
-        DeviceClaimAllocator(watched).round()
+        machine_allocator(watched).round()
         assert held(watched, "w") == ["p/d0", "p/d1"]
 
     def test_in_labelled_namespaces_only(self, watched: SQLiteStore) -> None:
         fill(watched, space("default", **{"devalloc.io/admin-access": "yes"}))
-        allocator = DeviceClaimAllocator(watched, settings=LABELLED)
+        allocator = machine_allocator(watched, settings=LABELLED)
         allocator.round()
         assert {name: reason(watched, name) for name in "wva"} == {
             "w": "AdminAccessDenied",
@@ -380,12 +381,12 @@ class TestAdminAccess:
         assert [len(held(watched, name)) for name in "wva"] == [2, 1, 1]
 
     def test_a_holder_keeps_its_devices(self, watched: SQLiteStore) -> None:
-        DeviceClaimAllocator(watched).round()
-        DeviceClaimAllocator(watched, settings=LABELLED).round()
+        machine_allocator(watched).round()
+        machine_allocator(watched, settings=LABELLED).round()
         assert (len(held(watched, "w")), reason(watched, "w")) == (2, None)
 
     def test_a_namespace_that_is_not_known_is_not_labelled(self, watched: SQLiteStore) -> None:
-        DeviceClaimAllocator(watched, settings=LABELLED).round()
+        machine_allocator(watched, settings=LABELLED).round()
         assert reason(watched, "w") == "AdminAccessDenied"
 
 
@@ -408,7 +409,7 @@ class TestWhatWakes:
         self, store: SQLiteStore, before: Object, after: Object | None, wakes: bool
     ) -> None:
         fill(store, before)
-        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(resync=0.01))
+        allocator = machine_allocator(store, settings=AllocatorSettings(resync=0.01))
         allocator.round()
         event = Event(EventType.DELETED if after is None else EventType.MODIFIED, after or before, "99")
         assert allocator._matters(event) is wakes
@@ -429,7 +430,7 @@ class TestWhatWakes:
             if used(store) == {"gpu": "0"}:
                 stop.set()
 
-        loop = DeviceClaimAllocator(
+        loop = machine_allocator(
             store, settings=AllocatorSettings(resync=3600), solve=solve, listener=AllocatorListener(progress)
         )
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
@@ -451,7 +452,7 @@ class TestWhatWakes:
             elif held(store, "a"):
                 stop.set()
 
-        loop = DeviceClaimAllocator(store, settings=AllocatorSettings(resync=60), listener=AllocatorListener(progress))
+        loop = machine_allocator(store, settings=AllocatorSettings(resync=60), listener=AllocatorListener(progress))
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()
         thread.join(60)

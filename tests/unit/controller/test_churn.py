@@ -11,7 +11,7 @@ import pytest
 
 from devalloc.controller.reconcile import events as recorder_module
 from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
-from devalloc.controller.reconcile.events import EventRecorder, events_of_write
+from devalloc.controller.reconcile.events import EventRecorder, claim_events
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc_solver.fleet import node_index
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -44,7 +44,7 @@ def test_caches_of_claims_that_came_and_went_are_bounded(monkeypatch: pytest.Mon
         fill(store, gpu_class(), *(gpu_pool(f"p{number}", node=f"n{number}") for number in range(4)))
         allocator = DeviceClaimAllocator(
             store,
-            listener=AllocatorListener(wrote=lambda before, after: recorder.record(events_of_write(before, after))),
+            listener=AllocatorListener(wrote=lambda before, after: recorder.record(claim_events(before, after))),
         )
 
         def churn(turn: int) -> None:

@@ -12,7 +12,6 @@ from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.controller.cordon import NoPools, TargetNotFound, find_target, list_cordons, set_cordon
 from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.stored_claims import solver_documents
 from devalloc.inventory.discover import discover
 from devalloc.store import Event, EventType, Forbidden
@@ -23,6 +22,7 @@ from tests.support import pci_cards
 from tests.support.fake_sysfs import FakeSysfs
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, status
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 WHY = "by root, 2026-01-31: replacing the fan"
@@ -54,7 +54,7 @@ def pool(store: SQLiteStore, name: str = "p") -> Object:
 class TestAllocation:
     def test_a_cordoned_device_stays_with_its_owner_and_goes_to_no_other(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         allocator.round()
         for device in ("d0", "d1"):
             assert put(store, device)
@@ -70,13 +70,13 @@ class TestAllocation:
     def test_a_pool_without_a_node_can_be_cordoned(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool("network", node=None), gpu_class(), gpu_claim("a"))
         put(store, "pool/network")
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert held(store, "a") == []
 
     def test_a_node_is_cordoned_with_all_its_pools_at_once(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool("p"), gpu_pool("q"), gpu_pool("other", node="m"), gpu_class(), gpu_claim("a", count=2))
         put(store, "node/n")
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert held(store, "a") == ["other/d0", "other/d1"]
         assert list(list_cordons(store)) == [("n", name, "*", f"cordoned: node, {WHY}") for name in ("p", "q")]
 
@@ -143,7 +143,7 @@ class TestNodes:
     ) -> None:
         closed, why = CLOSED[state]
         fill(store, node(), gpu_pool(devices=3), gpu_class(), gpu_claim("a"))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         assert allocator.round().available == 2
         change(store, closed)
         store.create(gpu_claim("b"))
@@ -160,7 +160,7 @@ class TestNodes:
     ) -> None:
         closed, _ = CLOSED[state]
         fill(store, node(), gpu_pool(), gpu_class())
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         for _ in range(2):  # the first writes on the pools
             allocator.round()
         change(store, closed)
@@ -175,7 +175,7 @@ class TestNodes:
     @pytest.mark.parametrize("state", OPEN)
     def test_any_other_node_is_used(self, store: SQLiteStore, state: str) -> None:
         fill(store, OPEN[state], gpu_pool(), gpu_class(), gpu_claim("a"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert held(store, "a") == ["p/d0"]
 
     @pytest.mark.parametrize("state", CLOSED)
@@ -183,12 +183,12 @@ class TestNodes:
         closed, _ = CLOSED[state]
         fill(store, node(), host("n"), node("other"), host("other"), machine("web"))
         change(store, closed)
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert status(store, "web")["nodeName"] == "other"
 
     def test_a_machine_that_wants_an_unschedulable_node_waits_and_says_why(self, store: SQLiteStore) -> None:
         fill(store, node(unschedulable=True), host("n"), machine("web", nodeName="n"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert "nodeName" not in status(store, "web")
         assert status(store, "web")["message"].startswith("node n would do, but is cordoned by kubectl; ")
 
@@ -199,11 +199,11 @@ class TestNodes:
         """NoMatchingDevices would send its user to look for devices, of which it asks for none."""
         fill(store, node(unschedulable=True), host("n"), host("m"), machine("web", **pinned))
         put(store, "node/m", WHY)
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert status(store, "web")["reason"] == "NodesCordoned"
         assert "would do, but is cordoned by" in status(store, "web")["message"]
         change(store, node())
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert status(store, "web")["nodeName"] == "n"
 
     @pytest.mark.parametrize("state", sorted({*CLOSED} - {"cordoned"}))
@@ -213,16 +213,16 @@ class TestNodes:
         closed, _ = CLOSED[state]
         fill(store, node(), host("n"), node("m", unschedulable=True), host("m"), machine("web"))
         change(store, closed)
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert status(store, "web")["reason"] == "NodesUnschedulable"
 
     def test_a_machine_that_is_too_large_for_all_of_them_has_that_reason(self, store: SQLiteStore) -> None:
         fill(store, node(unschedulable=True), host("n", cpus=2), machine("web", "5"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert status(store, "web")["reason"] == "NodesTooSmall"
 
     def test_other_news_of_nodes_are_no_reason_to_decide_anew(self, store: SQLiteStore) -> None:
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         fill(store, node(), gpu_pool())
         allocator.round()
         beat = {**node(), "status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "now"}]}}
@@ -231,14 +231,14 @@ class TestNodes:
 
     def test_a_pool_of_no_node_is_a_problem(self, store: SQLiteStore) -> None:
         fill(store, node("node-a"), gpu_pool(node="nodea"), gpu_pool("anywhere", node=None))
-        (problem,) = DeviceClaimAllocator(store).round().problems
+        (problem,) = machine_allocator(store).round().problems
         assert problem.startswith("DevicePool p: spec.nodeName: there is no Node nodea")
         shown = build_overview(store.list().objects)
         assert shown.problems == ("DevicePool p: its node nodea is not a Node of the cluster",)
 
     def test_without_a_cluster_there_are_no_nodes_to_miss(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(node="nodea"))
-        assert DeviceClaimAllocator(store).round().problems == ()
+        assert machine_allocator(store).round().problems == ()
 
     def test_it_is_shown(self) -> None:
         (shown,) = build_overview([node(unschedulable=True), gpu_pool()]).nodes
@@ -328,7 +328,7 @@ class TestNames:
         web = store.create(machine("web", nodeName="of-machine"))
         store.replace_status({**web, "status": {"nodeName": "of-machine", "phase": "Running"}})
         fill(store, gpu_pool("p", node="of-claim"), gpu_class(), gpu_claim("a"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         store.delete("DevicePool", None, "p")
         assert {one.name for one in build_overview(store.list().objects).node_statuses} == {"of-machine", "of-claim"}
         for name in ("of-machine", "of-claim"):

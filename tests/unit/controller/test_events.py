@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from devalloc.controller.reconcile.events import MAX_NOTE, EventRecorder, ObjectEvent, events_of_write
+from devalloc.controller.reconcile.events import MAX_NOTE, EventRecorder, ObjectEvent
+from devalloc.controller.reconcile.requester import events_of_write
+from devalloc.machines.schedule.requester import requesters
 from tests.support.waiting import until
 
 Object = dict[str, Any]
@@ -26,7 +28,7 @@ def held(*devices: str, **more: Any) -> Object:
 
 
 def events_of(before: Object, after: Object) -> list[tuple[str, str, str]]:
-    return [(each.type, each.reason, each.note) for each in events_of_write(before, after)]
+    return [(each.type, each.reason, each.note) for each in events_of_write(before, after, requesters())]
 
 
 class TestEventsOfWrites:
@@ -34,7 +36,7 @@ class TestEventsOfWrites:
         has = claim(held("d0", "d1"), allocated_node="n")
         assert events_of(claim(), has) == [("Normal", "Allocated", "2 devices on node n: p/d0, p/d1")]
         assert events_of(has, claim()) == [("Normal", "Released", "2 devices taken back: p/d0, p/d1")]
-        (event,) = events_of_write(claim(), has)
+        (event,) = events_of_write(claim(), has, requesters())
         assert event.regarding["uid"] == "u1"
         assert event.regarding["namespace"] == "team"
 
@@ -95,7 +97,7 @@ class TestEventsOfWrites:
 
     def test_a_write_to_a_pool_is_no_event(self) -> None:
         pool = {"apiVersion": "v1", "kind": "DevicePool", "metadata": {"name": "p"}}
-        assert events_of_write(pool, {**pool, "status": {"availableDevices": 1}}) == []
+        assert events_of_write(pool, {**pool, "status": {"availableDevices": 1}}, requesters()) == []
 
 
 class Server:

@@ -88,7 +88,7 @@ def test_a_pool_that_lost_its_counters_has_nothing_available_until_they_are_back
     fill(store, gpu_claim("waiter"))
     allocator.round()
     assert held(store, "waiter") == []
-    (counted,) = count_fleet(list(store.list().objects), Memo()).pools
+    (counted,) = count_fleet(list(store.list().objects), Memo(), ()).pools
     assert counted.available == frozenset()
     store.delete("DeviceClaim", "default", "holder")
     allocator.round()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import host, machine, status
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 HOST = host("a", cpus=4)
@@ -51,7 +51,7 @@ class TestThePriorityOfAMachine:
 
     def test_is_written_on_the_machine(self, store: SQLiteStore) -> None:
         fill(store, HOST, urgent())
-        (problem,) = DeviceClaimAllocator(store).round().problems
+        (problem,) = machine_allocator(store).round().problems
         assert problem == f"VirtualMachine default/web {PATH}: must be an integer, not 'high'"
         assert status(store, "web")["reason"] == "MachineInvalid"
 
@@ -98,7 +98,7 @@ class TestAmountsBeyondAny:
     def test_of_the_cards_of_a_machine_fit_no_node(self, store: SQLiteStore) -> None:
         cards = [{"backend": "tap", "interface": f"t{number}", "bandwidth": "9E"} for number in range(8)]
         fill(store, HOST, machine("web", nics=cards), machine("small"))
-        DeviceClaimAllocator(store).round()
+        machine_allocator(store).round()
         assert status(store, "web")["reason"] == "NodesTooSmall"
         assert status(store, "small")["nodeName"] == "a"
 

@@ -13,7 +13,6 @@ from devalloc.api.meta import RELEASE
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.fencing import state_fence
 from devalloc.controller.reconcile.availability import device_names_held_on
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Store
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore
@@ -21,6 +20,7 @@ from devalloc.usage.accounting.holdings import holdings_of
 from devalloc_solver import solve_manifests, testing
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, status
+from tests.support.machine_allocator import machine_allocator
 from tests.support.migration_nodes import ScriptedNodes, mark, migrate, migration, migration_status, movable
 
 Object = dict[str, Any]
@@ -29,7 +29,7 @@ MODEL = {"vendorID": "0x10de", "deviceID": "0x2330"}
 
 
 def rounds(store: Store, count: int = 3, solve: Any = solve_manifests) -> None:
-    allocator = DeviceClaimAllocator(store, solve=solve)
+    allocator = machine_allocator(store, solve=solve)
     for _ in range(count):
         allocator.round()
 

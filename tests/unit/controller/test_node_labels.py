@@ -22,7 +22,6 @@ from devalloc.api.meta import (
 from devalloc.controller.leader.lease import Lease, LeaseTerm
 from devalloc.controller.manifest_apply import merge_manifest
 from devalloc.controller.reconcile import device_claims
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.store import Event, EventType, Key, Store
@@ -32,6 +31,7 @@ from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube, event_type
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 LABELS = AllocatorSettings(labels_nodes=True)
@@ -75,7 +75,7 @@ def test_a_claim_has_its_label_from_the_moment_it_has_devices_until_they_are_tak
     store: Store, node: str
 ) -> None:
     fill(store, gpu_class(), gpu_pool(node=node), gpu_claim("a"), gpu_claim("b", count=9))
-    allocator = DeviceClaimAllocator(store, settings=LABELS)
+    allocator = machine_allocator(store, settings=LABELS)
     labels = []
     for event in _events_of(store, allocator.round):
         obj = event.object
@@ -97,13 +97,13 @@ def _events_of(store: Store, act: Any) -> list[Any]:
 
 def test_a_group_gets_its_labels_together(store: Store) -> None:
     fill(store, gpu_class(), gpu_pool(), gpu_claim("a", group="g"), gpu_claim("b", group="g"))
-    DeviceClaimAllocator(store, settings=LABELS).round()
+    machine_allocator(store, settings=LABELS).round()
     assert (label(store, "a"), label(store, "b")) == ("n", "n")
 
 
 def test_a_machine_has_the_label_of_the_node_that_has_it_and_else_of_the_one_that_is_to_have_it(store: Store) -> None:
     fill(store, host("n"), host("m"), machine("placed", nodeName="m"), machine("nowhere", cpu="999"))
-    allocator = DeviceClaimAllocator(store, settings=LABELS)
+    allocator = machine_allocator(store, settings=LABELS)
     allocator.round()
     assert [label(store, name, "VirtualMachine") for name in ("placed", "nowhere")] == ["m", None]
     change_metadata(store, "placed", "VirtualMachine", finalizers=[NODE_FINALIZER], annotations={PREPARED_ON: "n"})
@@ -116,9 +116,9 @@ def test_a_machine_has_the_label_of_the_node_that_has_it_and_else_of_the_one_tha
 
 def test_what_an_earlier_version_wrote_gets_its_label_and_a_removed_label_comes_back(store: Store) -> None:
     fill(store, gpu_class(), gpu_pool(), gpu_claim("a"))
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     assert (held(store, "a"), label(store, "a")) == (["p/d0"], None)
-    allocator = DeviceClaimAllocator(store, settings=LABELS)
+    allocator = machine_allocator(store, settings=LABELS)
     allocator.round()
     assert (label(store, "a"), allocator.has_labelled) == ("n", True)
     change_metadata(store, "a", labels={"team": "x", NODE_LABEL: "elsewhere"})
@@ -132,7 +132,7 @@ def test_what_an_earlier_version_wrote_gets_its_label_and_a_removed_label_comes_
 def test_a_claim_that_is_prepared_keeps_the_label_of_its_node(store: Store) -> None:
     """Also if its devices are wanted back by force: the node must hear of that."""
     fill(store, gpu_class(), gpu_pool(), gpu_claim("a"))
-    allocator = DeviceClaimAllocator(store, settings=LABELS)
+    allocator = machine_allocator(store, settings=LABELS)
     allocator.round()
     noted = store.get("DeviceClaim", "default", "a")["metadata"]["annotations"]
     marked = {**noted, PREPARED_ON: "n", RELEASE: "forced"}
@@ -148,8 +148,8 @@ def test_a_claim_that_is_prepared_keeps_the_label_of_its_node(store: Store) -> N
 def test_an_upgrade_does_not_keep_claims_waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_claims, "MAX_REPAIRS", 2)
     fill(store, gpu_class(), gpu_pool(devices=6), *(gpu_claim(f"c{number}") for number in range(5)))
-    DeviceClaimAllocator(store).round()
-    allocator = DeviceClaimAllocator(store, settings=LABELS)
+    machine_allocator(store).round()
+    allocator = machine_allocator(store, settings=LABELS)
     fill(store, gpu_claim("new"))
     allocator.round()
     labels = [label(store, f"c{number}") for number in range(5)]
@@ -170,11 +170,11 @@ def test_labels_that_the_api_server_refuses_keep_no_others_waiting(monkeypatch: 
     kube = FakeKube()
     with closing(KubernetesStore(FakeClient(kube))) as plain:  # type: ignore[arg-type]
         fill(plain, gpu_class(), gpu_pool(devices=6), *(gpu_claim(f"c{number}") for number in range(6)))
-        DeviceClaimAllocator(plain).round()
+        machine_allocator(plain).round()
     client = FakeClient(kube)
     client.before = before
     with closing(KubernetesStore(client)) as cluster:  # type: ignore[arg-type]
-        allocator = DeviceClaimAllocator(cluster, settings=LABELS)
+        allocator = machine_allocator(cluster, settings=LABELS)
         for _ in range(4):
             allocator.round()
         assert [label(cluster, f"c{number}") for number in range(6)] == [None, None, None, "n", "n", "n"]
@@ -183,7 +183,7 @@ def test_labels_that_the_api_server_refuses_keep_no_others_waiting(monkeypatch: 
 
 def test_a_round_follows_if_a_user_removes_the_label(store: Store) -> None:
     fill(store, gpu_class(), gpu_pool(), gpu_claim("a"))
-    allocator = DeviceClaimAllocator(store, settings=LABELS)
+    allocator = machine_allocator(store, settings=LABELS)
     allocator.round()
     before = store.get("DeviceClaim", "default", "a")
     assert not allocator._matters(Event(EventType.MODIFIED, before, "0"))
@@ -200,7 +200,7 @@ def test_applying_a_manifest_leaves_the_label() -> None:
 
 def test_a_claim_that_names_its_node_itself_has_no_label_before_it_has_devices(store: Store) -> None:
     fill(store, gpu_class(), gpu_claim("a", node="n"))
-    DeviceClaimAllocator(store, settings=LABELS).round()
+    machine_allocator(store, settings=LABELS).round()
     assert label(store, "a") is None
     obj = store.get("DeviceClaim", "default", "a")
     assert ALLOCATED_NODE not in obj["metadata"].get("annotations", {})
@@ -303,7 +303,7 @@ def test_the_events_that_a_claim_costs_do_not_grow_with_the_number_of_nodes(is_l
             fill(cluster, gpu_class(), *(gpu_pool(f"{name}-gpus", 1, name) for name in names[:10]))
             since = kube.revision
             fill(cluster, *(gpu_claim(f"c{number}") for number in range(10)))
-            DeviceClaimAllocator(cluster, settings=AllocatorSettings(labels_nodes=is_labelled)).round()
+            machine_allocator(cluster, settings=AllocatorSettings(labels_nodes=is_labelled)).round()
             assert all(held(cluster, f"c{number}") for number in range(10))
         selectors = [{"labelSelector": f"{NODE_LABEL}={node_label(name)}"} if is_labelled else {} for name in names]
         changes = [each for each in kube.history if each[0] > since and "/deviceclaims/" in each[2]]

@@ -30,9 +30,8 @@ from devalloc.api.findings import (
 )
 from devalloc.api.meta import CORDONED, CORDONED_NODE
 from devalloc.api.owner_names import is_object
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.reconcile.vm_scheduling import scheduling_input
-from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machines
+from devalloc.machines.schedule.solver_input import scheduling_input
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
@@ -40,6 +39,7 @@ from tests.support import dra_builders as dra
 from tests.support.examples import examples
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 
 Ref = Mapping[str, Any]
 OWN, SECRET, PLAN = ("team-a", "own"), ("team-b", "secret"), ("team-b", "plan.v2")
@@ -311,7 +311,7 @@ def test_all_that_the_controller_writes_and_reports_names_objects_only(tmp_path:
         documents = crowded(Random(f"owners {seed}"))
         first = [one for one in documents if not one["metadata"]["name"].endswith("-late")]
         with closing(SQLiteStore(tmp_path / f"{seed}.db")) as store:
-            allocator, reported = DeviceClaimAllocator(store), []
+            allocator, reported = machine_allocator(store), []
             for some in (first, [one for one in documents if one not in first]):
                 fill(store, *({name: part for name, part in one.items() if name != "status"} for one in some))
                 reported += [problem for _ in range(3) for problem in allocator.round().problems]

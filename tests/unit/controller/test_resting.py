@@ -15,7 +15,6 @@ from devalloc.api.meta import REASON
 from devalloc.api.views import order_of
 from devalloc.controller.reconcile import device_claims, resting, round_solver
 from devalloc.controller.reconcile.decision import IN_CONDITIONS
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.postponed import PostponedUnits, Unit
 from devalloc.controller.reconcile.resting import RestingObjects
@@ -28,6 +27,7 @@ from tests.support.allocator_rounds import settle
 from tests.support.call_count import calls
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Loop:
 
     def __init__(self, path: Path, **settings: Any) -> None:
         self.store, self.settings = SQLiteStore(path / "store.db"), AllocatorSettings(**settings)
-        self.allocator = DeviceClaimAllocator(self.store, settings=self.settings)
+        self.allocator = machine_allocator(self.store, settings=self.settings)
         fill(self.store, gpu_pool("p", devices=2, model="x"), gpu_pool("q", node="m", model="y"), gpu_class())
 
     def settle(self) -> None:
@@ -120,7 +120,7 @@ def test_a_refusal_for_want_of_devices_is_found_anew_when_a_new_kind_comes_that_
     loop.store.delete("DevicePool", None, "r")
     fill(loop.store, waiter)
     loop.settle()
-    loop.allocator = DeviceClaimAllocator(loop.store, settings=AllocatorSettings())  # it has never seen such a device
+    loop.allocator = machine_allocator(loop.store, settings=AllocatorSettings())  # it has never seen such a device
     loop.settle()
     assert annotations(loop.store, "w")["reason"] == "NoMatchingDevices"
     fill(loop.store, pool)
@@ -479,7 +479,7 @@ def test_a_claim_that_rests_with_its_devices_is_looked_at_when_it_changes(loop: 
 def test_a_late_count_of_what_is_available_knows_claims_that_rested_and_changed(tmp_path: Path, is_gone: bool) -> None:
     times = [0.0]
     store = SQLiteStore(tmp_path / "store.db")
-    allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(availability=5.0), clock=lambda: times[-1])
+    allocator = machine_allocator(store, settings=AllocatorSettings(availability=5.0), clock=lambda: times[-1])
     fill(store, gpu_pool("p", devices=4), gpu_class(), gpu_claim("one"), gpu_claim("two", 2))
     for seconds in (10.0, 20.0, 30.0):
         version = allocator.round().resource_version
@@ -642,7 +642,7 @@ def restarted(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> set[str]:
         return allocate_all(self, claims, *limits, **options)
 
     monkeypatch.setattr(Fleet, "allocate_all", noted)
-    loop.allocator = DeviceClaimAllocator(loop.store, settings=loop.settings)
+    loop.allocator = machine_allocator(loop.store, settings=loop.settings)
     loop.allocator.round()
     monkeypatch.undo()
     return requested
@@ -717,7 +717,7 @@ def test_what_is_recorded_is_found_anew_soon_after_a_start(loop: Loop) -> None:
     assert "default/old" in annotations(loop.store, "w7")["message"]
     loop.store.delete("DeviceClaim", "default", "old")
     fill(loop.store, of_model(gpu_claim("another", 2), "x"))
-    loop.allocator = DeviceClaimAllocator(loop.store, settings=loop.settings)
+    loop.allocator = machine_allocator(loop.store, settings=loop.settings)
     loop.allocator.round()
     assert "default/old" in annotations(loop.store, "w7")["message"]
     for _ in range(10):

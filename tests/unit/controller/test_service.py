@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
-from devalloc.controller.reconcile.events import ObjectEvent, events_of_write, node_events
+from devalloc.controller.reconcile.device_claims import AllocatorListener
+from devalloc.controller.reconcile.events import ObjectEvent
+from devalloc.controller.reconcile.requester import events_of_write
+from devalloc.machines.schedule.events import node_events
+from devalloc.machines.schedule.requester import requesters
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import fill, gpu_pool
 from tests.support.host_pools import host, machine, status
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 
@@ -64,8 +68,10 @@ def test_a_machine_for_a_node_that_runs_none_says_so(
 ) -> None:
     events: list[ObjectEvent] = []
     fill(store, *there, machine("web", nodeName="n"))
-    listener = AllocatorListener(wrote=lambda before, after: events.extend(events_of_write(before, after)))
-    allocator = DeviceClaimAllocator(store, listener=listener)
+    listener = AllocatorListener(
+        wrote=lambda before, after: events.extend(events_of_write(before, after, requesters()))
+    )
+    allocator = machine_allocator(store, listener=listener)
     for _ in range(3):
         allocator.round()
     machine_status = status(store, "web")
@@ -77,7 +83,7 @@ def test_a_machine_for_a_node_that_runs_none_says_so(
 
 def test_a_machine_that_is_neither_placed_nor_served_is_not_written_again(store: SQLiteStore) -> None:
     fill(store, node("n", "none"), host("n", cpus=2), machine("web", "8", "8Gi", nodeName="n"))
-    allocator = DeviceClaimAllocator(store)
+    allocator = machine_allocator(store)
     allocator.round()
     allocator.round()
     before = store.get("VirtualMachine", "default", "web")
@@ -94,13 +100,13 @@ def test_a_machine_that_is_neither_placed_nor_served_is_not_written_again(store:
 @pytest.mark.parametrize("there", [[node("n", "host"), gpu_pool()], [node("n"), gpu_pool()], []])
 def test_a_node_that_has_or_may_have_a_plugin_is_left_to_say_so_itself(store: SQLiteStore, there: list[Object]) -> None:
     fill(store, *there, machine("web", nodeName="n"))
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     assert status(store, "web") == {}
 
 
 def test_a_plugin_that_publishes_nothing_serves_what_it_has_taken(store: SQLiteStore) -> None:
     fill(store, node("n", "host"), machine("web", nodeName="n"))
-    allocator = DeviceClaimAllocator(store)
+    allocator = machine_allocator(store)
     allocator.round()
     assert condition(store)["status"] == "False"
     held(store, phase="Pending", reason="QemuMissing", message="there is no QEMU")
@@ -110,13 +116,13 @@ def test_a_plugin_that_publishes_nothing_serves_what_it_has_taken(store: SQLiteS
 
 def test_a_stopped_machine_does_not_ask_whether_its_node_has_a_plugin(store: SQLiteStore) -> None:
     fill(store, node("n", "host"), machine("web", nodeName="n", running=False))
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     assert condition(store) == {}
 
 
 def test_it_is_taken_back_when_the_node_is_served_again(store: SQLiteStore) -> None:
     fill(store, node("n"), machine("web", nodeName="n"))
-    allocator = DeviceClaimAllocator(store)
+    allocator = machine_allocator(store)
     allocator.round()
     fill(store, gpu_pool())
     allocator.round()
@@ -130,7 +136,7 @@ def test_it_is_taken_back_when_the_node_is_served_again(store: SQLiteStore) -> N
 def test_what_a_node_said_last_stays_and_a_condition_says_how_old_it_is(store: SQLiteStore) -> None:
     fill(store, node("n", "pools"), machine("web", nodeName="n"))
     held(store, phase="Pending", reason="QemuMissing", message="there is no QEMU")
-    allocator = DeviceClaimAllocator(store)
+    allocator = machine_allocator(store)
     allocator.round()
     assert condition(store) == {}
     label(store, None)
@@ -144,7 +150,7 @@ def test_what_a_node_says_of_a_machine_is_an_event_once(store: SQLiteStore) -> N
     events: list[ObjectEvent] = []
     fill(store, node("n", "host"), machine("web", nodeName="n"))
     listener = AllocatorListener(heard=lambda before, after: events.extend(node_events(before, after)))
-    allocator = DeviceClaimAllocator(store, listener=listener)
+    allocator = machine_allocator(store, listener=listener)
     allocator.round()
     for reason in ("QemuMissing", "QemuMissing", "DeviceGone"):
         held(store, phase="Pending", reason=reason, message=f"because of {reason}")

@@ -8,12 +8,12 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.controller.reconcile.decision import IN_CONDITIONS
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 
 SETTINGS = AllocatorSettings(form=IN_CONDITIONS)
 
@@ -36,7 +36,7 @@ def test_a_claim_is_while_it_is_invalid(store: SQLiteStore) -> None:
     early = gpu_claim("early")
     early["spec"]["claims"][0]["deviceClass"] = "later"
     fill(store, gpu_pool(), gpu_class(), wrong, gpu_claim("big", 9), early)
-    allocator = DeviceClaimAllocator(store, settings=SETTINGS)
+    allocator = machine_allocator(store, settings=SETTINGS)
     allocator.round()
     of = {name: stalled(store, Key("DeviceClaim", "default", name)) for name in ("wrong", "big", "early")}
     assert of == {"wrong": ("True", "ClaimInvalid"), "big": None, "early": None}
@@ -51,7 +51,7 @@ def test_a_machine_is_while_it_is_invalid(store: SQLiteStore) -> None:
     right = wrong["spec"]
     fill(store, host("n", cpus=4, numa=1), {**wrong, "spec": {**right, "cpu": {"min": "3", "max": "1"}}})
     fill(store, machine("big", "8", "1Gi"))
-    allocator = DeviceClaimAllocator(store, settings=SETTINGS)
+    allocator = machine_allocator(store, settings=SETTINGS)
     allocator.round()
     of = {name: stalled(store, Key("VirtualMachine", "default", name)) for name in ("wrong", "big")}
     assert of == {"wrong": ("True", "MachineInvalid"), "big": None}
@@ -66,7 +66,7 @@ def test_a_machine_that_was_refused_and_is_to_run_no_more_waits_for_nothing(
 ) -> None:
     body, key = machine("web", "1", "1Gi"), Key("VirtualMachine", "default", "web")
     fill(store, host("n", cpus=4, numa=1), {**body, "spec": {**body["spec"], **wrong}})
-    allocator = DeviceClaimAllocator(store, settings=SETTINGS)
+    allocator = machine_allocator(store, settings=SETTINGS)
     allocator.round()
     assert store.get(*key)["status"]["reason"] in ("MachineInvalid", "NodesTooSmall")
     correct(store, key, {**body["spec"], "running": False})

@@ -13,11 +13,12 @@ from devalloc.api.fencing import fence_statements
 from devalloc.controller.reconcile import surroundings as surroundings_module
 from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.controller.reconcile.stored_claims import is_foreign
-from devalloc.controller.reconcile.surroundings import ASKING_KINDS, Surroundings
+from devalloc.controller.reconcile.surroundings import Surroundings
 from devalloc.store import Key
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 
 Object = dict[str, Any]
+ASKING = frozenset({"DeviceClaim", "VirtualMachine", "VirtualMachineMigration"})
 FENCED, CORDONED = "devalloc.io/fenced-node", "devalloc.io/cordoned"
 
 
@@ -54,7 +55,7 @@ def drawn(chance: random.Random) -> Object:
 def found_at_once(objects: dict[Key, Object]) -> tuple[Any, ...]:
     """What a look at all objects finds."""
     others = [obj for key, obj in sorted(objects.items(), key=lambda item: order_of_key(item[0]))
-              if key.kind not in ASKING_KINDS]  # fmt: skip
+              if key.kind not in ASKING]  # fmt: skip
     own = [obj for obj in others if not is_foreign(obj)]
     return (
         [obj for obj in apply_all_cordons(own) if not is_node(obj)],
@@ -68,7 +69,7 @@ def found_at_once(objects: dict[Key, Object]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_each_change_all_is_as_at_a_first_look(seed: int) -> None:
-    chance, around = random.Random(seed), Surroundings()
+    chance, around = random.Random(seed), Surroundings(ASKING)
     objects: dict[Key, Object] = {}
     for _ in range(40):
         changed = {Key.of(obj) for obj in (drawn(chance) for _ in range(chance.randint(0, 3)))}
@@ -96,7 +97,7 @@ def test_only_pools_that_changed_or_whose_node_did_are_read_anew(monkeypatch: py
         return apply(pool, why)
 
     monkeypatch.setattr(surroundings_module, "apply_cordons", noting)
-    around = Surroundings()
+    around = Surroundings(ASKING)
     objects = named(*(gpu_pool(f"p{number}", node=f"n{number}") for number in range(9)), node("n1"), gpu_class())
     around.update(objects, objects.keys())
     assert len(read) == 9

@@ -11,20 +11,20 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.findings import AT_LENGTH, finding_of, message_of
 from devalloc.controller.reconcile.decision import IN_CONDITIONS
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, node_by_machine, reserved_for, status
+from tests.support.machine_allocator import machine_allocator
 
 Object = dict[str, Any]
 
 
 def rounds(store: Store, count: int = 2) -> None:
-    allocator = DeviceClaimAllocator(store, solve=solve_manifests)
+    allocator = machine_allocator(store, solve=solve_manifests)
     for _ in range(count):
         allocator.round()
 
@@ -83,7 +83,7 @@ class TestWhere:
         other = machine("secret", "2", "1Gi", "card")
         other["metadata"]["namespace"] = "team-b"
         fill(store, host("a", cpus=2), gpus("cards", "a", 0), gpu_class(), other, gpu_claim("card", 1, "team-b"))
-        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(hides_names=hides_names))
+        allocator = machine_allocator(store, settings=AllocatorSettings(hides_names=hides_names))
         for _ in range(2):
             allocator.round()
         fill(store, machine("web", "2", "1Gi", "own"), gpu_claim("own"))
@@ -583,10 +583,10 @@ class TestWriting:
             answer = solve_manifests(documents, **settings)
             if not node_by_machine(store):
                 store.create(machine("a-first", nodeName="a"))
-                DeviceClaimAllocator(store, solve=solve_manifests).round()  # another one, that is quicker
+                machine_allocator(store, solve=solve_manifests).round()  # another one, that is quicker
             return answer
 
-        assert DeviceClaimAllocator(store, solve=solve).round().granted == []
+        assert machine_allocator(store, solve=solve).round().granted == []
         rounds(store)
         assert len(node_by_machine(store)) == 1
 
@@ -606,7 +606,7 @@ class TestWriting:
             hold(store, "web", "a", permitted={"cpus": permitted, "memory": "1Gi"})
             return answer
 
-        DeviceClaimAllocator(store, solve=solve).round()
+        machine_allocator(store, solve=solve).round()
         assert (node_by_machine(store), held(store, "gpu")) == ({"web": "a", "far": "b"} | here, ["p/d0"])
         rounds(store)
         assert node_by_machine(store) == {"web": "a", "far": "b"} | here
@@ -623,7 +623,7 @@ class TestWriting:
             store.replace({**stored, "metadata": {**stored["metadata"], "labels": {"touched": "meanwhile"}}})
             return answer
 
-        DeviceClaimAllocator(store, solve=solve).round()
+        machine_allocator(store, solve=solve).round()
         assert (node_by_machine(store), held(store, "gpu")) == ({}, [])
         rounds(store)
         assert (node_by_machine(store), held(store, "gpu")) == ({"web": "a"}, ["p/d0"])
@@ -684,7 +684,7 @@ class TestReady:
     def test_on_a_cluster_a_machine_that_is_not_to_run_says_so_once(self, store: SQLiteStore) -> None:
         """The API server's default says that it waits, so that kstatus would have others wait for it."""
         fill(store, host("a", cpus=4, numa=1), machine("off", "1", "1Gi", running=False))
-        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS))
+        allocator = machine_allocator(store, settings=AllocatorSettings(form=IN_CONDITIONS))
         for _ in range(2):
             allocator.round()
             assert self.conditions(store, "off") == {"Placed": ("False", "StoppedOnRequest", 1)}

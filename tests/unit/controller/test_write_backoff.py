@@ -12,16 +12,19 @@ import pytest
 
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON, TRANSACTION
 from devalloc.controller.fencing import state_fence, withdraw_fence
-from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
-from devalloc.controller.reconcile.events import ObjectEvent, events_of_write
+from devalloc.controller.reconcile.device_claims import AllocatorListener
+from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.fenced import take_from_fenced
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.requester import events_of_write
 from devalloc.controller.reconcile.write_backoff import WriteBackoff
+from devalloc.machines.schedule.requester import requesters
 from devalloc.store import Invalid, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, node_by_machine, status
+from tests.support.machine_allocator import machine_allocator
 from tests.support.refusing_store import RefusingStore
 
 
@@ -37,7 +40,7 @@ class Bed:
         self.store = KubernetesStore(self.client)  # type: ignore[arg-type]
         self.users = KubernetesStore(FakeClient(kube))  # type: ignore[arg-type]
         self.now = 0.0
-        self.allocator = DeviceClaimAllocator(self.store, clock=lambda: self.now)
+        self.allocator = machine_allocator(self.store, clock=lambda: self.now)
 
     def _before(self, number: int, what: str) -> None:
         if any(each in what for each in self.refused):
@@ -180,7 +183,7 @@ def test_the_next_round_is_due_at_once(bed: Bed) -> None:
         if due[-1] or len(due) > 5:
             stop.set()
 
-    allocator = DeviceClaimAllocator(bed.store, listener=AllocatorListener(progress))
+    allocator = machine_allocator(bed.store, listener=AllocatorListener(progress))
     ended = threading.Thread(target=allocator.run, args=(stop,))
     ended.start()
     ended.join(50)
@@ -203,10 +206,10 @@ def test_a_refusal_is_logged_once(bed: Bed, caplog: pytest.LogCaptureFixture) ->
 def test_an_event_reports_what_cannot_be_written_on_the_object(bed: Bed) -> None:
     """By an Event: an object that takes no more annotations would else wait without a word."""
     events: list[ObjectEvent] = []
-    bed.allocator = DeviceClaimAllocator(
+    bed.allocator = machine_allocator(
         bed.store,
         clock=lambda: bed.now,
-        listener=AllocatorListener(wrote=lambda old, new: events.extend(events_of_write(old, new))),
+        listener=AllocatorListener(wrote=lambda old, new: events.extend(events_of_write(old, new, requesters()))),
     )
     fill(bed.users, gpu_class(), gpu_pool(devices=1), gpu_claim("a"))
     bed.refused = ["claims/a"]
@@ -312,7 +315,7 @@ def test_a_refused_message_on_an_allocated_claim_is_not_tried_in_each_round(bed:
 def test_marks_that_could_not_be_removed_go_as_soon_as_they_can(bed: Bed) -> None:
     """Nodes take nothing for given that has one, and on a quiet cluster nothing else is to be written."""
     quiet = AllocatorSettings(availability=1000)
-    bed.allocator = DeviceClaimAllocator(bed.store, settings=quiet, clock=lambda: bed.now)
+    bed.allocator = machine_allocator(bed.store, settings=quiet, clock=lambda: bed.now)
     fill(bed.users, gpu_class(), gpu_pool(devices=2))
     bed.refused = []
     bed.rounds()

@@ -12,15 +12,15 @@ from devalloc.api.decode import decode
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.fencing import state_fence
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.reconcile.vm_scheduling.migrations import MAX_PER_NODE
 from devalloc.controller.settings import MigrationLimits
 from devalloc.machines.drain import evict
 from devalloc.machines.migration_cleanup import MAX_ENDED, MigrationCleanup
+from devalloc.machines.schedule.migrations import MAX_PER_NODE
 from devalloc.store import Change, CommitOutcomes, Conflict, Fence, NotFound, Store, StoreError, UnknownOutcome
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, node_by_machine, reserved_for, status
+from tests.support.machine_allocator import machine_allocator
 from tests.support.migration_nodes import (
     KIND,
     ScriptedNodes,
@@ -147,7 +147,7 @@ class TestTarget:
 
     def test_nor_for_a_fleet_that_is_kept_warm(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=64), host("b", cpus=4), machine("web", nodeName="a"))
-        allocator = DeviceClaimAllocator(store)
+        allocator = machine_allocator(store)
         allocator.round()
         vm = store.get(VM, "default", "web")
         store.replace({**vm, "spec": {name: value for name, value in vm["spec"].items() if name != "nodeName"}})

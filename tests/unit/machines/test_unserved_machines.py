@@ -13,8 +13,8 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.serving import SILENT_SECONDS, node_lease
-from devalloc.controller.reconcile.vm_scheduling.decision import node_service_units
 from devalloc.machines import unserved_machines
+from devalloc.machines.schedule.decision import node_service_units
 from devalloc.machines.unserved_machines import BURST, CONFIRM_SECONDS, UnservedMachines
 from devalloc.store import Object
 from devalloc.store.kubernetes import KubernetesStore

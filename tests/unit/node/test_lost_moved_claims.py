@@ -10,9 +10,9 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.views import MachineView
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Object
 from devalloc_solver import solve_manifests
+from tests.support.machine_allocator import machine_allocator
 from tests.support.toy_machines import vm
 from tests.unit.node.test_vms import NODE, World, world
 
@@ -73,7 +73,7 @@ def test_devices_of_a_lost_claim_are_unplugged_and_free(world: World, change: Ca
     assert (devices(world), prepared(world)) == ([], []), "no claim has them"
     assert world.machines.views[MACHINE].runs, "the machine goes on"
     for _ in range(3):
-        DeviceClaimAllocator(world.store, solve=solve_manifests).round()
+        machine_allocator(world.store, solve=solve_manifests).round()
         world.round()
     assert waiting(world) == []
     assert (devices(world), prepared(world)) == ([], [])
@@ -111,7 +111,7 @@ def test_a_lost_claim_that_another_machine_has_by_now_stays(world: World) -> Non
 def test_a_claim_that_is_released_leaves_the_machine_and_is_free(world: World, is_given: bool, runs: bool) -> None:
     """Its release was asked of the node that the machine left, or of none: no node had marked it."""
     arrived(world)
-    controller = DeviceClaimAllocator(world.store, solve=solve_manifests)
+    controller = machine_allocator(world.store, solve=solve_manifests)
     if is_given:
         controller.round()
     if not runs:

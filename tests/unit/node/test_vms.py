@@ -20,11 +20,10 @@ from devalloc.api import meta, views
 from devalloc.api.decode import decode
 from devalloc.api.meta import parse_time
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineStatus
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
-from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 from devalloc.inventory.capacity import host_pool_name
+from devalloc.machines.schedule.machines import has_ended
 from devalloc.store import Event, Key, NotFound, Object, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.store.watcher import Listed
@@ -43,6 +42,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
 from devalloc_solver import solve_manifests
 from tests.support.host_pools import host
+from tests.support.machine_allocator import machine_allocator
 from tests.support.node_errors import raises
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_host import EngineBench
@@ -94,7 +94,7 @@ class World:
             settings=LoopSettings(resync=hour, retry=hour, most=hour),
         )
         settings = AllocatorSettings(resync=hour, labels_nodes=labels is not None)
-        allocator = DeviceClaimAllocator(labels or self.store, solve=solve_manifests, settings=settings)
+        allocator = machine_allocator(labels or self.store, solve=solve_manifests, settings=settings)
         with in_threads(loop.run, allocator.run):
             yield
 
@@ -1619,7 +1619,7 @@ class TestPlaced:
     """On a node that says what it has for machines; the allocator decides, and is driven by hand."""
 
     def allocate(self, world: World) -> None:
-        DeviceClaimAllocator(world.store, solve=solve_manifests).round()
+        machine_allocator(world.store, solve=solve_manifests).round()
 
     def free(self, **spec: Any) -> Object:
         """A machine that names no node."""
@@ -1871,7 +1871,7 @@ class TestCannotStart:
     """A machine that its node cannot start gives its room back, so that it is there for others."""
 
     def allocate(self, world: World) -> None:
-        DeviceClaimAllocator(world.store, solve=solve_manifests).round()
+        machine_allocator(world.store, solve=solve_manifests).round()
 
     def both(self, world: World, times: int = 3, pause: float = 1.0) -> None:
         for _ in range(times):

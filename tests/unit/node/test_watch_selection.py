@@ -14,7 +14,6 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import ALLOCATED_NODE, LABELS_NODES, NODE_FINALIZER, NODE_LABEL, PREPARED_ON
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Event, EventType, Key, Listing, Object, Store
 from devalloc.store.kubernetes import ApiError, KubernetesStore
@@ -25,6 +24,7 @@ from devalloc_node.operations.change_feed import machine_change
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import fill
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 from tests.support.migration_nodes import migration, take
 from tests.support.minimal_manifests import claim
 from tests.support.toy_machines import vm
@@ -289,7 +289,7 @@ class Arrival:
 
     def label(self) -> None:
         """What a controller does on a cluster."""
-        allocator = DeviceClaimAllocator(self.users, settings=AllocatorSettings(labels_nodes=True))
+        allocator = machine_allocator(self.users, settings=AllocatorSettings(labels_nodes=True))
         for _ in range(3):
             allocator.round()
 

@@ -19,7 +19,7 @@ from devalloc.api.decode import decode
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.object_meta import ObjectMeta
 from devalloc.api.reasons import STILL_SEARCHING
-from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machines
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc_solver import Fleet, capacity, solve_manifests
 from devalloc_solver.pipeline import admission, quota
 from tests.support.cli_shell import claim, device_class, pool

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.meta import LEADER, TRANSACTION
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Change, Conflict, Key, Listing, Object, StoreError
 from devalloc.store.fencing import FencingInterrupted, fence_objects
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.machine_allocator import machine_allocator
 from tests.support.minimal_manifests import claim
 
 
@@ -37,7 +37,7 @@ def machine(name: str) -> Object:
 
 def test_all_that_is_not_given_is_sealed_once(store: SQLiteStore) -> None:
     fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("has"))
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     fill(store, gpu_claim("waits"), machine("vm"))
     store.commit([_annotated(store.get("DeviceClaim", "default", "has"), "other", "x")])
     assert fence_objects(store, "1 a", threading.Event()) == 2
@@ -49,7 +49,7 @@ def test_all_that_is_not_given_is_sealed_once(store: SQLiteStore) -> None:
 def test_what_was_cut_off_in_the_middle_is_sealed_too(store: SQLiteStore) -> None:
     """Its leader's last write would finish it."""
     fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("half"))
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     store.commit([_annotated(store.get("DeviceClaim", "default", "half"), TRANSACTION, "{}")])
     assert fence_objects(store, "1 a", threading.Event()) == 1
 

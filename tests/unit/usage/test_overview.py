@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.manifests import load
 from devalloc.cli.render.columns import header_and_rows
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.usage.overview import MAX_TEXT, UNREADABLE, DeviceSummary, Overview, build_overview
 from devalloc_solver.problem.ordering import natural_key
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.machine_allocator import machine_allocator
 from tests.support.overview_checks import adds_up, devices_of
 
 Object = dict[str, Any]
@@ -32,7 +32,7 @@ def only_device(summary: Overview, name: str) -> DeviceSummary:
 def test_numbers_are_those_of_the_store_and_of_the_tables(store: SQLiteStore, example: Path) -> None:
     for manifest in load([example]).documents:
         store.create(manifest.content)
-    done = DeviceClaimAllocator(store).round()
+    done = machine_allocator(store).round()
     listed = store.list().objects
     summary = build_overview(listed)
     adds_up(summary)
@@ -171,7 +171,7 @@ def test_what_a_machine_is_kept_is_its_own(store: SQLiteStore) -> None:
     """Of the CPUs of a node: no claim of a user stands for it."""
     for manifest in load(["examples/placed-machines"]).documents:
         store.create(manifest.content)
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     summary = build_overview(store.list().objects)
     holders = [holder for _, device in devices_of(summary) for holder in device.holders]
     keepers = {each.name for each in holders if each.kind == "VirtualMachine"}
@@ -245,7 +245,7 @@ def test_sums_are_those_of_their_parts(objects: list[Object]) -> None:
 
 def test_pending_claims_come_first(store: SQLiteStore) -> None:
     fill(store, gpu_class(), gpu_pool(), gpu_claim("a"), gpu_claim("b", count=9))
-    DeviceClaimAllocator(store).round()
+    machine_allocator(store).round()
     summary = build_overview(store.list().objects)
     assert [(claim.name, claim.is_pending) for claim in summary.claims] == [("b", True), ("a", False)]
     assert summary.claims[0].reason

@@ -25,7 +25,6 @@ from markupsafe import Markup
 
 from devalloc.controller import authorization
 from devalloc.controller.certificate import self_signed
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.refusals import Funnel, Layer, Obstacle, Refusal
 from devalloc.store import Event, Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
@@ -35,6 +34,7 @@ from devalloc.usage.page import pages
 from devalloc.usage.page.pages import _TEMPLATES, render_document, render_overview, render_problem
 from devalloc.usage.page.view import MAX_NODES, MAX_ROWS, PageQuery
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.machine_allocator import machine_allocator
 from tests.support.resource_manifests import counters, device, resource_claim, resource_quota, slice_of, warning
 from tests.support.served_page import TOKEN, ask, served
 from tests.support.virtual_time import Clock
@@ -148,7 +148,7 @@ def shown(summary: Overview, search: str = "", *opened: str) -> Read:
 
 def test_it_shows_the_numbers_of_the_overview(store: SQLiteStore) -> None:
     fill(store, gpu_class(), gpu_pool("a", 3), gpu_pool("b", 2, "m"), gpu_claim("one", 2), gpu_claim("big", 9))
-    done = DeviceClaimAllocator(store).round()
+    done = machine_allocator(store).round()
     read = shown(build_overview(store.list().objects))
     assert read.totals() == {
         "Nodes": "2",

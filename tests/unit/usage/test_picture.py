@@ -9,8 +9,8 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.manifests import load
-from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 from devalloc.controller.refusals import refusal_of
+from devalloc.machines.schedule.what_if import solve_with_machines
 from devalloc.usage.overview import build_overview, refusal_cache
 from devalloc.usage.overview.model import CardSummary, shares_drawn
 from devalloc.usage.overview.picture import MAX_PIECES, Piece, card_picture, rack_pictures, rack_text
@@ -152,7 +152,7 @@ def test_content_that_breaks_the_search_costs_the_picture_only(monkeypatch: pyte
     def fail(*documents: object, **options: object) -> None:
         raise RecursionError
 
-    monkeypatch.setattr("devalloc.controller.reconcile.vm_scheduling.solve_with_machines", fail)
+    monkeypatch.setattr("devalloc.usage.overview.refusal_cache.solve_with_machines", fail)
     assert RefusalCache().latest("1", waiting(), with_nodes=False) == {}
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from devalloc.api import machine_location
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.machines.migrations import begin_migration
 from devalloc.machines.permits.ledger import Host, PermitLedgers
 from devalloc.machines.permits.migration import NO_MIGRATION, MigrationEnd
@@ -23,6 +22,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import host, machine
+from tests.support.machine_allocator import machine_allocator
 from tests.support.migration_nodes import KIND, handed_over, migration, movable
 from tests.support.permit_bench import amounts
 from tests.support.permit_records import SOURCES
@@ -141,7 +141,7 @@ class TestMovableMachines:
     ) -> None:
         fill(store, *map(host, "ab"), gpu_class(), gpu_pool("p", node="a"), gpu_claim("card"))
         fill(store, machine("web", "1", "1Gi", "card"))
-        DeviceClaimAllocator(store, solve=solve_manifests).round()
+        machine_allocator(store, solve=solve_manifests).round()
         stored = store.get("VirtualMachine", "default", "web")
         conditions = [] if says is None else movable(says)
         stored = store.replace_status({**stored, "status": {**stored["status"], "conditions": conditions}})

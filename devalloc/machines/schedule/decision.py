@@ -17,9 +17,9 @@ from devalloc.api.serving import is_of_unserved
 from devalloc.api.views import NOT_TO_RUN, STOPPED_ON_REQUEST, ClaimKey, MachineView
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.release import release_change
-from devalloc.controller.reconcile.vm_scheduling import machines
-from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
-from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
+from devalloc.machines.schedule import machines
+from devalloc.machines.schedule.messages import MachineMessages
+from devalloc.machines.schedule.solver_input import SchedulingInput
 from devalloc.store import Change, Key, Object
 
 SERVED = "Served"
@@ -112,7 +112,7 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
     for machine in machines.virtual_machines_in(documents):
         if Key.of(machine) in taken:
             continue
-        named = machines.running_node(machine)
+        named = MachineView(machine).running_node
         view = MachineView(machine)
         holder, before = view.holder, view.condition(SERVED)
         asks = holder is None and view.spec.get("running") is not False and not view.is_deleting
@@ -186,7 +186,7 @@ def _place_change(
 
 
 def _adopt_change(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object], now: str) -> Change:
-    return _reserve_change(machine, machines.running_node(machine), entries, pools, now)
+    return _reserve_change(machine, MachineView(machine).running_node, entries, pools, now)
 
 
 def _reserve_change(
@@ -229,7 +229,7 @@ def _served_again_change(machine: Object, now: str) -> Change:
     if is_of_unserved(view.condition(READY)):  # which its plugin takes back when it runs
         return _status_change(machine, {**before, "conditions": left})
     if view.condition(READY).get("reason") == gone.get("reason"):
-        waits = "False", _NOT_STARTED, f"on node {machines.running_node(machine)}, which has not started it yet"
+        waits = "False", _NOT_STARTED, f"on node {MachineView(machine).running_node}, which has not started it yet"
         left = with_condition(left, READY, waits, now, view.metadata.get("generation"))
     status = {key: value for key, value in before.items() if key != "conditions"} | (
         {"conditions": left} if left else {}

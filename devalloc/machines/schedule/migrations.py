@@ -26,8 +26,8 @@ from devalloc.api.quantity import Format, Quantity
 from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.controller.reconcile.vm_scheduling.machines import claims_of, counted_entries
-from devalloc.controller.reconcile.vm_scheduling.resize import FORMATS
+from devalloc.machines.schedule.machines import counted_entries
+from devalloc.machines.schedule.resize import FORMATS
 from devalloc.store import Object
 
 KIND = "VirtualMachineMigration"
@@ -267,10 +267,8 @@ def waits_for_other_migration(view: MigrationView) -> bool:
     return bool(view.spec.get("targetNode")) and view.status.get("reason") == Reason.ALREADY_MIGRATING
 
 
-def relevant_part(migration: Object | None) -> Any:
+def relevant_part(migration: Object) -> Any:
     """All of a migration that a decision may depend on."""
-    if migration is None:
-        return None
     view = MigrationView(migration)
     return view.uid, view.machine, view.spec, view.is_deleting, view.phase, view.status.get("targetNode")
 
@@ -342,7 +340,7 @@ def _why_claims_stay(machine: Object, claims: Mapping[ClaimKey, Object], network
     booked = booked_devices(machine)
     for devices in booked:
         name, claim = f"claim {'/'.join(devices.claim)}", claims.get(devices.claim)
-        if devices.claim not in claims_of(machine):
+        if devices.claim not in MachineView(machine).claims:
             return f"{name} was detached from the machine"
         if claim is None or not devices.is_of(claim) or ClaimView(claim).is_deleting:
             return f"{name} was deleted"
@@ -379,7 +377,7 @@ def _why_not_yet(machine: Object, claims: Mapping[ClaimKey, Object]) -> tuple[st
             Reason.CLAIM_MOVING.value,
             f"claim {name} of the machine still has to get its devices on node {node}; wait for it",
         )
-    for claim in claims_of(machine):
+    for claim in MachineView(machine).claims:
         if claim not in claims or not ClaimView(claims[claim]).entries:
             return Reason.CLAIM_NOT_ALLOCATED.value, f"claim {'/'.join(claim)} of the machine is not allocated yet"
     return None

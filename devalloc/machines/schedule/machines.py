@@ -15,11 +15,14 @@ from devalloc.api.machine_reservation import (
     booked_entries,
     missing_amounts,
     parse_nano,
+    readable_entries,
     required_amounts,
     reserved_entries,
     start_refusal,
+    sum_entries,
     sum_nano,
 )
+from devalloc.api.moved_claims import moved_entries
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
@@ -67,12 +70,6 @@ def virtual_machines_in(documents: Iterable[Object]) -> list[Object]:
     )
 
 
-def claims_of(machine: Object) -> list[ClaimKey]:
-    """Namespace and name of each claim that its spec names."""
-    namespace = MachineView(machine).key[0]
-    return [(namespace, name) for name in MachineView(machine).claim_names]
-
-
 def is_running(machine: Object) -> bool:
     """Whether its node says that it does, or may; or it is to be adopted, and so runs before its node has it."""
     view = MachineView(machine)
@@ -90,12 +87,6 @@ def why_idle(machine: Object) -> str:
     if view.holder is None or is_running(machine) or view.spec.get("running") is False or not isinstance(reason, str):
         return ""
     return reason if reason.isalnum() and reason.isascii() and len(reason) <= _MAX_CODE else ""
-
-
-def running_node(machine: Object) -> str:
-    """The node that a running machine is on."""
-    view = MachineView(machine)
-    return view.holder or str(view.spec.get("nodeName") or view.status.get("nodeName") or "")
 
 
 def has_ended(machine: VirtualMachine) -> bool:
@@ -133,18 +124,11 @@ def counted_entries(machine: Object) -> list[Any]:
     return entries
 
 
-def held_entries(machine: Object) -> list[Any]:
-    """All that a machine counts for, also on the node to which it is moving."""
-    return [*counted_entries(machine), *booked_entries(machine)]
-
-
-def sum_entries(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
-    """What entries take, to be added up."""
-    usage: dict[tuple[str, str, str], int] = defaultdict(int)
-    for entry in entries:
-        for amount in entry.get("allocations", ()):
-            usage[entry["devicePoolName"], entry["deviceName"], amount["name"]] += parse_nano(amount["allocation"])
-    return usage
+def held_entries(obj: Object) -> list[Any]:
+    """All that a machine counts for, also on the node to which it is moving, and what waits for its claims."""
+    if obj["kind"] != KIND:
+        return []
+    return [*counted_entries(obj), *booked_entries(obj), *readable_entries(moved_entries(obj))]
 
 
 def entries_of_running(amounts: Mapping[str, int], pool: Object, taken: TakenAmounts) -> list[Any]:
@@ -181,7 +165,7 @@ def _sum_by_resource(machine: Object) -> dict[str, int]:
     return dict(amounts)
 
 
-def moved_entries(pool: Object, taken: TakenAmounts) -> list[Any]:
+def excess_entries(pool: Object, taken: TakenAmounts) -> list[Any]:
     """What is counted on devices of a pool beyond what they have, as entries on those that have room.
 
     A machine counts on one device for what it was told to have beyond what is kept for it, though it may run on all:
@@ -304,13 +288,13 @@ class _MachineSorter:
             if (why := self._obstacle(key, doc)) is not None:
                 del self.asking[key]
                 self.waiting[key] = why
-                self.unowned |= {claim: key for claim in claims_of(doc) if claim not in self.owners}
+                self.unowned |= {claim: key for claim in MachineView(doc).claims if claim not in self.owners}
             else:
                 self._own(key, doc)
                 if machine.spec.numa_policy == SINGLE_NUMA:
                     self.agree.add(key)
         for key, doc in self.resting.items():
-            self.unowned |= {claim: key for claim in claims_of(doc) if claim not in self.owners}
+            self.unowned |= {claim: key for claim in MachineView(doc).claims if claim not in self.owners}
         return MachineStates(
             placed=self.placed,
             running=self.running,
@@ -327,7 +311,7 @@ class _MachineSorter:
 
     def _evict(self, key: MachineKey, doc: Object) -> None:
         """Nothing of it is on its node: it leaves together with its claims, once the node has released them."""
-        claims = [self.claims[claim] for claim in claims_of(doc) if claim in self.claims]
+        claims = [self.claims[claim] for claim in MachineView(doc).claims if claim in self.claims]
         node = MachineView(doc).status["nodeName"]
         on_node = [claim for claim in claims if ClaimView(claim).entries and ClaimView(claim).node == node]
         for claim in on_node:
@@ -373,7 +357,7 @@ class _MachineSorter:
 
     def _keep_back_new_claims(self, key: MachineKey, doc: Object) -> None:
         """A claim that comes while its machine moves waits: the devices of neither node would be of use to it."""
-        for claim in claims_of(doc):
+        for claim in MachineView(doc).claims:
             if claim in self.claims and ClaimView(self.claims[claim]).entries:
                 self.owners.setdefault(claim, key)
             elif claim not in self.owners:
@@ -396,7 +380,7 @@ class _MachineSorter:
                 return
             self.waiting[key] = Reason.MACHINE_INVALID.value, str(decoded.error or "it cannot be read")
         elif is_running(doc):
-            if (node := running_node(doc)) in self.hosts:
+            if (node := MachineView(doc).running_node) in self.hosts:
                 amounts = {name: amount.nano for name, amount in required_amounts(machine.spec).items()}
                 entries = self._count(amounts, node, taken)
                 self.running[key] = entries
@@ -422,9 +406,10 @@ class _MachineSorter:
         if problem := next(iter(annotation_problems(doc)), None):
             return Reason.MACHINE_INVALID.value, str(problem)
         if refused := start_refusal(doc):
-            why = f"node {running_node(doc)} cannot start it: {refused.get('reason')}: {refused.get('message')}"
+            refusal = f"{refused.get('reason')}: {refused.get('message')}"
+            why = f"node {MachineView(doc).running_node} cannot start it: {refusal}"
             return Reason.START_REFUSED.value, why
-        for claim in claims_of(doc):
+        for claim in MachineView(doc).claims:
             name, claim_doc = "/".join(claim), self.claims.get(claim)
             if claim_doc is None:
                 return Reason.CLAIM_NOT_FOUND.value, f"claim {name} does not exist; create it"
@@ -445,7 +430,7 @@ class _MachineSorter:
         return None
 
     def _own(self, key: MachineKey, doc: Object) -> None:
-        for claim in claims_of(doc):
+        for claim in MachineView(doc).claims:
             if claim in self.claims:
                 self.owners.setdefault(claim, key)
         policy = MachineView(doc).spec.get("numaPolicy")

@@ -24,11 +24,10 @@ from devalloc.api.machine_location import (
     storage_folders,
     writable_disks,
 )
-from devalloc.api.machine_reservation import missing_amounts, required_amounts
+from devalloc.api.machine_reservation import missing_amounts, required_amounts, sum_entries
 from devalloc.api.moved_claims import MovedDevices, booked_devices, local_claims, moved_claim, moved_devices
 from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule, Restrictions, ValueRestriction
 from devalloc.api.owner_names import CLAIM, MACHINE, owner_document, owner_name
-from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import (
@@ -42,19 +41,20 @@ from devalloc.api.views import (
 )
 from devalloc.api.virtual_machine import VirtualMachine, annotation_problems
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
+from devalloc.controller.reconcile.requester import Requests
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import DisjointSets
-from devalloc.controller.reconcile.vm_scheduling import machines, moving_claims, resize
-from devalloc.controller.reconcile.vm_scheduling.machines import AmountsByNuma, MachineRequest, machine_states
-from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
-from devalloc.controller.reconcile.vm_scheduling.migrations import (
+from devalloc.machines.schedule import machines, moving_claims, resize
+from devalloc.machines.schedule.machines import AmountsByNuma, MachineRequest, machine_states
+from devalloc.machines.schedule.migrations import KIND as MIGRATION_KIND
+from devalloc.machines.schedule.migrations import (
     MigrationStates,
     amounts_by_numa_node,
     migrated_amounts,
     migration_states,
     migrations_in,
 )
-from devalloc.store import Object
+from devalloc.store import Key, Object
 
 _OUT_OF_REACH = NodeRule("", False, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
 """That a machine must not be on nodes that do not receive it, or do not reach its disks."""
@@ -94,11 +94,9 @@ class MigrationRequest(MachineRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulingInput:
+class SchedulingInput(Requests):
     """What of machines is decided together with claims."""
 
-    documents: Sequence[Object]
-    """The solver's input."""
     wishes: Mapping[MachineKey, MachineRequest] = field(default_factory=dict)
     waiting: Mapping[MachineKey, tuple[str, str]] = field(default_factory=dict)
     """Machines that are not asked for, with reason and message."""
@@ -133,8 +131,17 @@ class SchedulingInput:
     """All machines."""
     agreeing: frozenset[ClaimKey] = frozenset()
     """Claims that must be on one NUMA node with their machine, and only because of its policy."""
-    problems: Sequence[Problem] = ()
-    """What is wrong with annotations of machines."""
+
+    @property
+    def bound(self) -> Iterable[ClaimKey]:
+        return (*self.owners, *self.kept_back)
+
+    def parts_of(self, key: Key, *, alone: bool = False) -> Sequence[ClaimKey]:
+        requests = self.requests_of((key.namespace or "default", key.name)) if key.kind == machines.KIND else ()
+        return next((one.parts for one in requests if not (alone and one.group)), ())
+
+    def is_waiting(self, key: Key) -> bool:
+        return key.kind == machines.KIND and (key.namespace or "default", key.name) in self.waiting
 
     def requests_of(self, machine: MachineKey) -> Sequence[MachineRequest]:
         """All that is asked for for a machine."""
@@ -313,7 +320,7 @@ class _InputBuilder:
 
     def _hold(self, key: MachineKey, doc: Object, entries: Sequence[Any], label: str | None) -> None:
         """A machine that is placed, as claims that hold: those on NUMA nodes apart if others are to agree."""
-        node = machines.running_node(doc) if key in self.standing.running else MachineView(doc).status["nodeName"]
+        node = MachineView(doc).running_node if key in self.standing.running else MachineView(doc).status["nodeName"]
         notes = {meta.ALLOCATED_NODE: str(node)}
         if ObjectView(doc).is_deleting or machines.is_leaving(doc):
             notes[meta.RELEASE] = meta.RELEASES[0]  # who waits for its place need not release it
@@ -332,10 +339,10 @@ class _InputBuilder:
         taken: dict[tuple[str, str, str], int] = {}
         counted = [*self.standing.placed.items(), *self.standing.on_second_node.items()]
         for _, (_, entries) in counted:
-            for place, nano in machines.sum_entries(entries).items():
+            for place, nano in sum_entries(entries).items():
                 taken[place] = taken.get(place, 0) + nano
         for node, pool in self.hosts.items():
-            if entries := machines.moved_entries(pool, taken):
+            if entries := machines.excess_entries(pool, taken):
                 name = pool["metadata"]["name"]
                 on_it = ((key, doc) for key, (doc, held) in counted if _has_entries_in(name, held))
                 key, doc = next(on_it)  # none of it is there without one
@@ -487,7 +494,7 @@ class _InputBuilder:
         """The node it must be on: its own, or that of a claim that another machine brought there."""
         if machine.node is not None:
             return machine.node
-        held = (self.claims[claim] for claim in machines.claims_of(doc))
+        held = (self.claims[claim] for claim in MachineView(doc).claims)
         return next((node for claim in held if (node := ClaimView(claim).node) is not None), None)
 
     def _add(

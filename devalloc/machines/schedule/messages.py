@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api import cordon, host_pool_names, meta
-from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, first_of
-from devalloc.api.machine_reservation import parse_nano
+from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, as_json, fact, finding_of, first_of, text_fact
+from devalloc.api.machine_reservation import parse_nano, sum_entries
 from devalloc.api.pool import unavailability
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
-from devalloc.api.reasons import Reason
+from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, device_claims_in, effective_attributes
-from devalloc.controller.reconcile.vm_scheduling import machines
-from devalloc.controller.reconcile.vm_scheduling.machines import MachineRequest
-from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
-from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
+from devalloc.machines.schedule import machines
+from devalloc.machines.schedule.machines import MachineRequest
+from devalloc.machines.schedule.resize import MachineGrowth
+from devalloc.machines.schedule.solver_input import SchedulingInput
 
 _CODES = {
     Reason.DEVICES_IN_USE: Reason.NO_ROOM,
@@ -178,7 +178,7 @@ class MachineMessages:
             taken: dict[tuple[str, str, str], int] = defaultdict(int)
             for entries in self._given().values():
                 ours = [entry for entry in entries if entry.get("devicePoolName") in self._placing.pools]
-                for place, nano in machines.sum_entries(ours).items():
+                for place, nano in sum_entries(ours).items():
                     taken[place] += nano
             self._rooms = {}
             for name, pool in self._placing.pools.items():
@@ -388,7 +388,7 @@ def _row(resource: str, total: int, free: int | None, wanted: int, is_whole: boo
     return row | ({"free": unused[0]} if unused else {}) | ({} if is_whole else {"grows": True})
 
 
-def of_machine(answer: dict[str, Any], placing: SchedulingInput) -> dict[str, Any]:
+def of_machine(placing: SchedulingInput, answer: dict[str, Any]) -> dict[str, Any]:
     """The answer to a claim, with the fields of machines for those of the solver's input: the policy of a machine that
     is to be on one NUMA node is an annotation there. Its ``message`` is left out."""
     key = (answer["namespace"], answer["name"])
@@ -420,3 +420,65 @@ def _of_its_machine(blocker: Mapping[str, Any]) -> dict[str, Any]:
     if "machine" not in blocker:
         return dict(blocker)
     return {**blocker, "path": _FIELDS.get(str(blocker.get("resource")), "spec")}
+
+
+def withheld_answers(placing: SchedulingInput) -> list[dict[str, Any]]:
+    """The answers of claims that wait with a machine and are not asked for."""
+    return [
+        answer_entry(claim, False, None, (), *stated(*_why_withheld(claim, placing)))
+        | (
+            {"machine": "/".join(owner)}
+            if claim not in placing.arriving and (owner := placing.owners.get(claim))
+            else {}
+        )
+        for claim in sorted(placing.kept_back)
+    ]
+
+
+def _why_withheld(claim: ClaimKey, placing: SchedulingInput) -> tuple[str, str]:
+    """Why a claim is not asked for: its machine moves, is stopped or waits."""
+    if (devices := placing.arriving.get(claim)) is not None:
+        why = f"its machine has moved to node {devices.node}; it gets the devices that wait for it there"
+        return Reason.CLAIM_MOVING.value, why
+    owner = placing.owners.get(claim)
+    machine = "/".join(owner or ())
+    if owner is None:
+        why = "it is in a group with a claim that waits with its machine"
+    elif owner in placing.resting:
+        why = f"it is placed with machine {machine}, which left its node and is stopped, when that is to run"
+    elif owner in placing.moving:
+        why = f"its machine {machine} is moving to node {placing.moving[owner]}; it is placed when that is done"
+    else:
+        _, waits_for = placing.waiting.get(owner, ("", "a claim of it waits with another machine"))
+        why = f"it is placed with machine {machine}, which waits: {waits_for}"
+    return Reason.GROUP_UNSATISFIABLE.value, why
+
+
+def stated(reason: str, text: str) -> tuple[str, Finding]:
+    """A reason, and its text as a finding."""
+    return reason, Finding([text_fact(text)])
+
+
+def answer_entry(
+    key: tuple[str, str],
+    placed: bool,
+    node: str | None,
+    entries: Sequence[Any],
+    reason: str | None,
+    finding: Finding | None,
+) -> dict[str, Any]:
+    """An answer of the form of those to claims."""
+    row = find_reason(reason)
+    verdict = {"verdict": row.verdict} if row is not None and row.verdict else {}
+    data = {} if finding is None else verdict | as_json(finding)
+    return {
+        "namespace": key[0],
+        "name": key[1],
+        "allocated": placed,
+        "node": node,
+        "allocations": [*entries],
+        "oneOf": None,
+        "reason": reason,
+        "message": None,
+        **data,
+    }

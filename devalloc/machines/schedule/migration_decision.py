@@ -25,16 +25,16 @@ from devalloc.api.views import (
     device_claims_in,
 )
 from devalloc.controller.reconcile.decision import WriteUnit
-from devalloc.controller.reconcile.vm_scheduling import machines
-from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
-from devalloc.controller.reconcile.vm_scheduling.migrations import (
+from devalloc.machines.schedule import machines
+from devalloc.machines.schedule.messages import MachineMessages
+from devalloc.machines.schedule.migrations import (
     MAX_PER_NODE,
     MigrationKey,
     too_many_message,
     was_refused,
 )
-from devalloc.controller.reconcile.vm_scheduling.moving_claims import has_same_order
-from devalloc.controller.reconcile.vm_scheduling.solver_input import MigrationRequest, SchedulingInput
+from devalloc.machines.schedule.moving_claims import has_same_order
+from devalloc.machines.schedule.solver_input import MigrationRequest, SchedulingInput
 from devalloc.store import Change, Key, Object
 
 MAX_MESSAGE = 4096

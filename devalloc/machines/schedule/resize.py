@@ -25,7 +25,7 @@ from devalloc.api.machine_reservation import (
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import GIB, MEMORY_BLOCK, MachineNumaNode, VirtualMachineSpec
-from devalloc.controller.reconcile.vm_scheduling import machines
+from devalloc.machines.schedule import machines
 from devalloc.store import Object
 
 _NUMA_NODES = TypeAdapter(list[MachineNumaNode])

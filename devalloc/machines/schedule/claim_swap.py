@@ -16,7 +16,7 @@ from devalloc.api.moved_claims import MovedDevices, moved_devices
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, as_mappings, device_claims_in
 from devalloc.controller.reconcile.decision import WriteUnit, allocation_words, has_answer, with_given
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
-from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
+from devalloc.machines.schedule.solver_input import SchedulingInput
 from devalloc.store import Change, Key, Object
 
 _OF_DEVICES = ("deviceStatuses",)
