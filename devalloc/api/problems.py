@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 _SIMILAR_CHARACTERS = str.maketrans({"-": None, "_": None, "o": "0", "l": "1"})
 MAX_WORD = 100
@@ -95,3 +95,14 @@ class Problem:
 def errors(problems: Iterable[Problem]) -> list[Problem]:
     """Only the problems because of which an object was left out."""
     return [problem for problem in problems if problem.is_error]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[T]):
+    """What was read, or None with at least one error among the problems; warnings may come with either."""
+
+    value: T | None
+    problems: list[Problem]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from devalloc.api.problems import Problem, closest_match
+from devalloc.api.problems import Problem, Read, closest_match
 from devalloc.api.quantity import type_name
 from devalloc.scaling.config import ScalingConfig, read_defaults
 from devalloc.scaling.health import HealthLimits
@@ -23,6 +23,12 @@ from devalloc.scaling.versions import ProtocolEra
 
 MAX_SECONDS = 7 * 24 * 3600
 DEFAULT_SCALING = ScalingConfig()
+_ValueForm = Literal["seconds", "port", "count", "text", "unit"]
+
+
+def _at(path: str, default: Any, form: _ValueForm = "seconds") -> Any:
+    """A setting that the file has at ``path``."""
+    return field(default=default, metadata={"path": path, "form": form})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +36,45 @@ class AgentConfig:
     """Everything that configures an agent. Times are in milliseconds; the defaults are those that the newest era
     ships."""
 
-    unit: Resources = DEFAULT_COMPUTE_UNIT
+    unit: Resources = field(default=DEFAULT_COMPUTE_UNIT, metadata={"path": "scaling.computeUnit", "form": "unit"})
     """One compute unit."""
     scaling: ScalingConfig = DEFAULT_SCALING
     """For machines that say nothing else."""
-    scheduler_name: str = "autoscale-scheduler"
-    plugin_port: int = PORT
-    plugin_timeout: int = 2_000
-    plugin_tick: int = 15_000
-    plugin_retry: int = 3_000
-    plugin_denied_retry: int = 2_000
-    plugin_window: int = 120_000
-    plugin_failures: int = 5
-    monitor_port: int = 10301
-    monitor_response: int = 5_000
-    monitor_connect: int = 4_000
-    monitor_reconnect: int = 5_000
-    monitor_unhealthy: int = 30_000
+    scheduler_name: str = _at("scheduler.schedulerName", "autoscale-scheduler", "text")
+    plugin_port: int = _at("scheduler.requestPort", PORT, "port")
+    plugin_timeout: int = _at("scheduler.requestTimeoutSeconds", 2_000)
+    plugin_tick: int = _at("scheduler.requestAtLeastEverySeconds", 15_000)
+    plugin_retry: int = _at("scheduler.retryFailedRequestSeconds", 3_000)
+    plugin_denied_retry: int = _at("scheduler.retryDeniedUpscaleSeconds", 2_000)
+    plugin_window: int = _at("scheduler.maxFailedRequestRate.intervalSeconds", 120_000)
+    plugin_failures: int = _at("scheduler.maxFailedRequestRate.threshold", 5, "count")
+    monitor_port: int = _at("monitor.serverPort", 10301, "port")
+    monitor_response: int = _at("monitor.responseTimeoutSeconds", 5_000)
+    monitor_connect: int = _at("monitor.connectionTimeoutSeconds", 4_000)
+    monitor_reconnect: int = _at("monitor.connectionRetryMinWaitSeconds", 5_000)
+    monitor_unhealthy: int = _at("monitor.maxHealthCheckSequentialFailuresSeconds", 30_000)
     """The connection is given up when health checks fail for longer."""
-    monitor_silence: int = 20_000
+    monitor_silence: int = _at("monitor.unhealthyAfterSilenceDurationSeconds", 20_000)
     """A monitor that has not been heard of for longer is stuck."""
-    monitor_grace: int = 20_000
+    monitor_grace: int = _at("monitor.unhealthyStartupGracePeriodSeconds", 20_000)
     """The same, from its beginning."""
-    monitor_denied: int = 5_000
-    upscale_valid: int = 10_000
-    monitor_retry: int = 3_000
-    monitor_window: int = 120_000
-    monitor_failures: int = 2
-    system_port: int = 9100
-    system_timeout: int = 2_000
-    system_interval: int = 5_000
-    lfc_port: int = 9499
-    lfc_timeout: int = 5_000
-    lfc_interval: int = 15_000
-    machine_timeout: int = 10_000
-    machine_retry: int = 5_000
-    machine_window: int = 120_000
-    machine_failures: int = 2
-    dump_port: int = 10300
-    dump_timeout: int = 5_000
+    monitor_denied: int = _at("monitor.retryDeniedDownscaleSeconds", 5_000)
+    upscale_valid: int = _at("monitor.requestedUpscaleValidSeconds", 10_000)
+    monitor_retry: int = _at("monitor.retryFailedRequestSeconds", 3_000)
+    monitor_window: int = _at("monitor.maxFailedRequestRate.intervalSeconds", 120_000)
+    monitor_failures: int = _at("monitor.maxFailedRequestRate.threshold", 2, "count")
+    system_port: int = _at("metrics.system.port", 9100, "port")
+    system_timeout: int = _at("metrics.system.requestTimeoutSeconds", 2_000)
+    system_interval: int = _at("metrics.system.secondsBetweenRequests", 5_000)
+    lfc_port: int = _at("metrics.lfc.port", 9499, "port")
+    lfc_timeout: int = _at("metrics.lfc.requestTimeoutSeconds", 5_000)
+    lfc_interval: int = _at("metrics.lfc.secondsBetweenRequests", 15_000)
+    machine_timeout: int = _at("neonvm.requestTimeoutSeconds", 10_000)
+    machine_retry: int = _at("neonvm.retryFailedRequestSeconds", 5_000)
+    machine_window: int = _at("neonvm.maxFailedRequestRate.intervalSeconds", 120_000)
+    machine_failures: int = _at("neonvm.maxFailedRequestRate.threshold", 2, "count")
+    dump_port: int = _at("dumpState.port", 10300, "port")
+    dump_timeout: int = _at("dumpState.timeoutSeconds", 5_000)
 
     @property
     def timing(self) -> ScalingTiming:
@@ -100,18 +106,10 @@ def default_agent_config(era: ProtocolEra = ProtocolEra.NEWEST) -> AgentConfig:
     return AgentConfig() if era is ProtocolEra.NEWEST else replace(AgentConfig(), plugin_tick=5_000, lfc_port=9399)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadAgentConfig:
-    """A configuration, or None with at least one error among the problems; warnings may come with either."""
-
-    config: AgentConfig | None
-    problems: list[Problem]
-
-
-def read_agent_config(content: object, era: ProtocolEra = ProtocolEra.NEWEST) -> ReadAgentConfig:
+def read_agent_config(content: object, era: ProtocolEra = ProtocolEra.NEWEST) -> Read[AgentConfig]:
     """Read the configuration of an agent of this era from decoded JSON. Never raises for content."""
     if not isinstance(content, dict):
-        return ReadAgentConfig(None, [Problem(f"must be an object, not {type_name(content)}")])
+        return Read(None, [Problem(f"must be an object, not {type_name(content)}")])
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     settings = {setting.path: setting for setting in AGENT_SETTINGS}
@@ -133,18 +131,16 @@ def read_agent_config(content: object, era: ProtocolEra = ProtocolEra.NEWEST) ->
         if "defaultConfig" in scaling:
             read = read_defaults(scaling["defaultConfig"], era, "scaling.defaultConfig")
             problems += read.problems
-            values["scaling"] = read.config
+            values["scaling"] = read.value
         else:
             problems.append(Problem("is required", "scaling.defaultConfig"))
     else:
         problems.append(Problem("is required", "scaling"))
     broken = any(problem.is_error for problem in problems)
-    return ReadAgentConfig(None if broken else replace(default_agent_config(era), **values), problems)
+    return Read(None if broken else replace(default_agent_config(era), **values), problems)
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
-
-_ValueForm = Literal["seconds", "port", "count", "text", "unit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,44 +152,10 @@ class AgentSetting:
     form: _ValueForm
 
 
-def _setting(path: str, attribute: str, form: _ValueForm = "seconds") -> AgentSetting:
-    return AgentSetting(path, attribute, form)
-
-
-AGENT_SETTINGS = (
-    _setting("scaling.computeUnit", "unit", "unit"),
-    _setting("scheduler.schedulerName", "scheduler_name", "text"),
-    _setting("scheduler.requestPort", "plugin_port", "port"),
-    _setting("scheduler.requestTimeoutSeconds", "plugin_timeout"),
-    _setting("scheduler.requestAtLeastEverySeconds", "plugin_tick"),
-    _setting("scheduler.retryFailedRequestSeconds", "plugin_retry"),
-    _setting("scheduler.retryDeniedUpscaleSeconds", "plugin_denied_retry"),
-    _setting("scheduler.maxFailedRequestRate.intervalSeconds", "plugin_window"),
-    _setting("scheduler.maxFailedRequestRate.threshold", "plugin_failures", "count"),
-    _setting("monitor.serverPort", "monitor_port", "port"),
-    _setting("monitor.responseTimeoutSeconds", "monitor_response"),
-    _setting("monitor.connectionTimeoutSeconds", "monitor_connect"),
-    _setting("monitor.connectionRetryMinWaitSeconds", "monitor_reconnect"),
-    _setting("monitor.maxHealthCheckSequentialFailuresSeconds", "monitor_unhealthy"),
-    _setting("monitor.unhealthyAfterSilenceDurationSeconds", "monitor_silence"),
-    _setting("monitor.unhealthyStartupGracePeriodSeconds", "monitor_grace"),
-    _setting("monitor.retryDeniedDownscaleSeconds", "monitor_denied"),
-    _setting("monitor.requestedUpscaleValidSeconds", "upscale_valid"),
-    _setting("monitor.retryFailedRequestSeconds", "monitor_retry"),
-    _setting("monitor.maxFailedRequestRate.intervalSeconds", "monitor_window"),
-    _setting("monitor.maxFailedRequestRate.threshold", "monitor_failures", "count"),
-    _setting("metrics.system.port", "system_port", "port"),
-    _setting("metrics.system.requestTimeoutSeconds", "system_timeout"),
-    _setting("metrics.system.secondsBetweenRequests", "system_interval"),
-    _setting("metrics.lfc.port", "lfc_port", "port"),
-    _setting("metrics.lfc.requestTimeoutSeconds", "lfc_timeout"),
-    _setting("metrics.lfc.secondsBetweenRequests", "lfc_interval"),
-    _setting("neonvm.requestTimeoutSeconds", "machine_timeout"),
-    _setting("neonvm.retryFailedRequestSeconds", "machine_retry"),
-    _setting("neonvm.maxFailedRequestRate.intervalSeconds", "machine_window"),
-    _setting("neonvm.maxFailedRequestRate.threshold", "machine_failures", "count"),
-    _setting("dumpState.port", "dump_port", "port"),
-    _setting("dumpState.timeoutSeconds", "dump_timeout"),
+AGENT_SETTINGS = tuple(
+    AgentSetting(each.metadata["path"], each.name, each.metadata["form"])
+    for each in fields(AgentConfig)
+    if each.metadata
 )
 UNUSED_SETTINGS = {"billing", "refereshStateIntervalSeconds", "informant", "scalingEvents", "reporting"}
 """Settings of other parts, or of none here. The odd spelling is theirs."""

@@ -7,9 +7,8 @@ required; all problems are reported, with their paths.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from devalloc.api.problems import Problem
+from devalloc.api.problems import Problem, Read
 from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json, decode_text
 from devalloc.scaling.resources import Resources, ScalingBounds
 
@@ -22,25 +21,17 @@ MAX_SLOTS = 2**16 - 1
 """Memory slots of a machine that peers can count."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBounds:
-    """Bounds, or None with at least one problem."""
-
-    bounds: ScalingBounds | None
-    problems: list[Problem]
-
-
-def read_bounds_annotation(text: str, slot_size: int, path: str = "") -> ReadBounds:
+def read_bounds_annotation(text: str, slot_size: int, path: str = "") -> Read[ScalingBounds]:
     """Bounds of a machine with memory slots of so many bytes, from the annotation's text. Never raises for content."""
     if len(text) > MAX_ANNOTATION:
-        return ReadBounds(None, [Problem(f"must be at most {MAX_ANNOTATION} characters, not {len(text)}", path)])
+        return Read(None, [Problem(f"must be at most {MAX_ANNOTATION} characters, not {len(text)}", path)])
     problems: list[Problem] = []
     try:
         fields = JsonFields(decode_text(text))
         ends = [_read_end(fields, name, slot_size, path, problems) for name in ("min", "max")]
     except Unreadable as error:
-        return ReadBounds(None, [Problem(f"is not to be read: {error}", path)])
-    return ReadBounds(None if problems else ScalingBounds(*ends), problems)
+        return Read(None, [Problem(f"is not to be read: {error}", path)])
+    return Read(None if problems else ScalingBounds(*ends), problems)
 
 
 def _read_end(fields: JsonFields, name: str, slot_size: int, path: str, problems: list[Problem]) -> Resources:

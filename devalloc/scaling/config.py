@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from devalloc.api.problems import Problem, closest_match
+from devalloc.api.problems import Problem, Read, closest_match
 from devalloc.api.quantity import type_name
 from devalloc.scaling.versions import ProtocolEra
 
@@ -67,23 +67,7 @@ class ScalingOverrides:
     cpu_mixed_zone_ratio: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadDefaults:
-    """A default configuration, or None with at least one error among the problems; warnings may come with either."""
-
-    config: ScalingConfig | None
-    problems: list[Problem]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOverrides:
-    """Overrides, or None with at least one error among the problems; warnings may come with either."""
-
-    overrides: ScalingOverrides | None
-    problems: list[Problem]
-
-
-def read_defaults(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> ReadDefaults:
+def read_defaults(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> Read[ScalingConfig]:
     """Read the configuration that machines have by default: what the era requires must be there.
 
     ``content`` is decoded JSON. Fields that the era does not know keep what is shipped. Never raises for content.
@@ -98,35 +82,35 @@ def read_defaults(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: 
     config = replace(ScalingConfig(), **values)
     if not {_join(path, _WAIT), _join(path, _WINDOW)} & {problem.path for problem in problems}:
         problems += _conflicts(config, path)
-    return ReadDefaults(None if _errors(problems) else config, problems)
+    return Read(None if _errors(problems) else config, problems)
 
 
-def read_overrides(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> ReadOverrides:
+def read_overrides(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> Read[ScalingOverrides]:
     """Read what one machine has different. ``content`` is decoded JSON. Never raises for content."""
     values, problems = _read(content, era, path)
-    return ReadOverrides(None if _errors(problems) else ScalingOverrides(**values), problems)
+    return Read(None if _errors(problems) else ScalingOverrides(**values), problems)
 
 
-def read_config_annotation(text: str, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> ReadOverrides:
+def read_config_annotation(text: str, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> Read[ScalingOverrides]:
     """Read overrides from the annotation's text. Never raises for content."""
     if len(text) > MAX_ANNOTATION:
-        return ReadOverrides(None, [Problem(f"must be at most {MAX_ANNOTATION} characters, not {len(text)}", path)])
+        return Read(None, [Problem(f"must be at most {MAX_ANNOTATION} characters, not {len(text)}", path)])
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return ReadOverrides(None, [Problem(f"is not valid JSON: {error}", path)])
+        return Read(None, [Problem(f"is not valid JSON: {error}", path)])
     if content is None:
-        return ReadOverrides(ScalingOverrides(), [])
+        return Read(ScalingOverrides(), [])
     return read_overrides(content, era, path)
 
 
-def merge_overrides(defaults: ScalingConfig, overrides: ScalingOverrides | None, path: str = "") -> ReadDefaults:
+def merge_overrides(defaults: ScalingConfig, overrides: ScalingOverrides | None, path: str = "") -> Read[ScalingConfig]:
     """The configuration of one machine: what is set replaces the default. Problems: what clashes only now."""
     if overrides is None:
-        return ReadDefaults(defaults, [])
+        return Read(defaults, [])
     config = apply_overrides(defaults, overrides)
     problems = _conflicts(config, path)
-    return ReadDefaults(None if problems else config, problems)
+    return Read(None if problems else config, problems)
 
 
 def apply_overrides(defaults: ScalingConfig, overrides: ScalingOverrides) -> ScalingConfig:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
-from devalloc.api.problems import Problem
+from devalloc.api.problems import Problem, Read
 from devalloc.scaling import config as scaling_config
 from devalloc.scaling.bounds_annotation import read_bounds_annotation, required_amount, size_problems
 from devalloc.scaling.config import ScalingOverrides
@@ -57,15 +56,6 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class VmRevision:
-    """How far changes to the machine have come through, as its controller tells."""
-
-    value: int
-    flags: int
-    updated_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class VmInfo:
     """A machine. ``scaling_config`` is what it has different from the default configuration, if anything."""
 
@@ -77,7 +67,6 @@ class VmInfo:
     auto_migration_enabled: bool = False
     always_migrate: bool = False
     scaling_config: ScalingOverrides | None = None
-    current_revision: VmRevision | None = None
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -97,71 +86,50 @@ class VmInfo:
         """What it has, by its object."""
         return self._resources(self.cpu.use, self.memory.use)
 
-    def with_using(self, resources: Resources) -> VmInfo:
-        """The same with other amounts in use; of the memory only whole slots."""
-        slots = resources.memory // self.memory.slot_size
-        return replace(self, cpu=replace(self.cpu, use=resources.cpu), memory=replace(self.memory, use=slots))
-
-    def same_bounds(self, other: VmInfo) -> bool:
-        """Whether both bounds are equal."""
-        return self.min == other.min and self.max == other.max
-
     def _resources(self, cpu: int, slots: int) -> Resources:
         return Resources(cpu, slots * self.memory.slot_size)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadVmInfo:
-    """A machine, or None with at least one error among the problems; warnings may come with either."""
-
-    info: VmInfo | None
-    problems: list[Problem]
-
-
-def from_vm(vm: Mapping[str, Any], era: ProtocolEra = ProtocolEra.NEWEST) -> ReadVmInfo:
+def from_vm(vm: Mapping[str, Any], era: ProtocolEra = ProtocolEra.NEWEST) -> Read[VmInfo]:
     """Read a machine's object: ``spec.guest`` with ``cpus``, ``memorySlots`` and ``memorySlotSize``."""
     try:
         metadata, guest = (
             JsonFields(fold_names(vm.get("metadata"))),
             JsonFields(fold_names(vm)).inner("spec").inner("guest"),
         )
-        revision = read_revision(JsonFields(fold_names(vm)).inner("status").optional("currentRevision"))
         name, namespace = metadata.text("name"), metadata.text("namespace")
     except Unreadable as error:
-        return ReadVmInfo(None, [Problem(f"cannot be read: {error}")])
-    read = _read(namespace, name, guest, "", vm, era)
-    if read.info is not None and era is ProtocolEra.NEWEST:
-        return replace(read, info=replace(read.info, current_revision=revision))
-    return read
+        return Read(None, [Problem(f"cannot be read: {error}")])
+    return _read(namespace, name, guest, "", vm, era)
 
 
-def from_pod(pod: Mapping[str, Any], era: ProtocolEra = ProtocolEra.NEWEST) -> ReadVmInfo:
+def from_pod(pod: Mapping[str, Any], era: ProtocolEra = ProtocolEra.NEWEST) -> Read[VmInfo]:
     """Read the pod that runs a machine: its amounts are in an annotation, its name in a label."""
     text = _entries(pod, "annotations").get(ANNOTATION_RESOURCES)
     path = _annotation(ANNOTATION_RESOURCES)
     if text is None:
-        return ReadVmInfo(None, [Problem("is required: the amounts of the machine", path)])
+        return Read(None, [Problem("is required: the amounts of the machine", path)])
     if len(text) > MAX_ANNOTATION:
-        return ReadVmInfo(None, [Problem(f"must be at most {MAX_ANNOTATION} characters, not {len(text)}", path)])
+        return Read(None, [Problem(f"must be at most {MAX_ANNOTATION} characters, not {len(text)}", path)])
     name = _entries(pod, "labels").get(LABEL_NAME)
     if not name:
-        return ReadVmInfo(None, [Problem("is required: the name of the machine", f"metadata.labels[{LABEL_NAME!r}]")])
+        return Read(None, [Problem("is required: the name of the machine", f"metadata.labels[{LABEL_NAME!r}]")])
     try:
         namespace = JsonFields(fold_names(pod.get("metadata"))).text("namespace")
         return _read(namespace, name, JsonFields(decode_text(text)), path, pod, era)
     except Unreadable as error:
-        return ReadVmInfo(None, [Problem(f"cannot be read: {error}", path)])
+        return Read(None, [Problem(f"cannot be read: {error}", path)])
 
 
 def _read(
     namespace: str, name: str, amounts: JsonFields, path: str, owner: Mapping[str, Any], era: ProtocolEra
-) -> ReadVmInfo:
+) -> Read[VmInfo]:
     problems: list[Problem] = []
     labels, annotations = _entries(owner, "labels"), _entries(owner, "annotations")
     try:
         cpu, memory = _read_cpu(amounts, path, problems), _read_memory(amounts, path, problems)
     except Unreadable as error:
-        return ReadVmInfo(None, [Problem(f"cannot be read: {error}", path)])
+        return Read(None, [Problem(f"cannot be read: {error}", path)])
     info = VmInfo(
         namespace,
         name,
@@ -174,15 +142,15 @@ def _read(
     if (text := annotations.get(BOUNDS_ANNOTATION)) is not None:
         read = read_bounds_annotation(text, memory.slot_size, _annotation(BOUNDS_ANNOTATION))
         problems += read.problems
-        if read.bounds is not None:
-            info = _with_bounds(info, read.bounds)
+        if read.value is not None:
+            info = _with_bounds(info, read.value)
     if (text := annotations.get(scaling_config.ANNOTATION)) is not None:
         overrides = scaling_config.read_config_annotation(text, era, _annotation(scaling_config.ANNOTATION))
         problems += overrides.problems
-        info = replace(info, scaling_config=overrides.overrides)
+        info = replace(info, scaling_config=overrides.value)
     if not any(problem.is_error for problem in problems):
         problems += _conflicts(info)
-    return ReadVmInfo(None if any(problem.is_error for problem in problems) else info, problems)
+    return Read(None if any(problem.is_error for problem in problems) else info, problems)
 
 
 def _read_cpu(amounts: JsonFields, path: str, problems: list[Problem]) -> CpuInfo:
@@ -224,18 +192,6 @@ def _conflicts(info: VmInfo) -> list[Problem]:
             words = f"is outside of the bounds {show(least)} to {show(most)}: {show(use)}"
             problems.append(Problem(words, f"use.{name}", severity="warning"))
     return problems
-
-
-def read_revision(fields: JsonFields | None) -> VmRevision | None:
-    """``currentRevision``, if there is one. Raises Unreadable."""
-    if fields is None:
-        return None
-    revision, when = fields.inner("revision"), fields.text("updatedAt")
-    try:
-        updated = datetime.fromisoformat(when).astimezone(UTC) if when else None
-    except (ValueError, OverflowError):
-        raise Unreadable(f"{fields.path('updatedAt')} must be a time, not {when[:40]!r}") from None
-    return VmRevision(revision.whole("value", 63), revision.whole("flags", 64), updated)
 
 
 def _entries(owner: Mapping[str, Any], name: str) -> dict[str, str]:

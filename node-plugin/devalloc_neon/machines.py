@@ -189,9 +189,9 @@ def read_neon_vm(obj: Object) -> VmState | None:
 def _read_info(obj: Object) -> tuple[VmInfo | None, bool]:
     """Its amounts, and whether its annotations can be read. If not, that ends its scaling, as with its own agents; what
     it has counts all the same."""
-    if (info := from_vm(obj).info) is not None:
+    if (info := from_vm(obj).value) is not None:
         return info, True
-    return from_vm({**obj, "metadata": {**obj["metadata"], "annotations": {}}}).info, False
+    return from_vm({**obj, "metadata": {**obj["metadata"], "annotations": {}}}).value, False
 
 
 def _for_scheduler(amounts: Resources) -> str:
@@ -224,16 +224,16 @@ def read_runner_pod(pod: Object) -> RunnerPod | None:
     if not isinstance(node, str) or not node or not uid or has_ended(pod):
         return None
     read = from_pod(pod)
-    if read.info is None:
+    if read.value is None:
         log.warning("runner pod %s/%s does not count: %s", metadata["namespace"], metadata["name"], read.problems[0])
         return None
-    usage = read_usage(as_mapping(metadata.get("annotations")).get(USAGE), read.info.max)
+    usage = read_usage(as_mapping(metadata.get("annotations")).get(USAGE), read.value.max)
     namespace = metadata["namespace"]
     limits = Resources(_limit(spec, "cpu", NANO // 1000), _limit(spec, "memory", NANO))
-    most = read.info.min.most(read.info.max)
+    most = read.value.min.most(read.value.max)
     account = namespace, f"{GROUP}/pods/{metadata['name']}"
     return RunnerPod(
-        (namespace, metadata["name"]), node, (namespace, uid), read.info.using, usage, most, limits, account
+        (namespace, metadata["name"]), node, (namespace, uid), read.value.using, usage, most, limits, account
     )
 
 

@@ -101,11 +101,11 @@ class RunnerPods:
             if not self._pods[machine]:
                 del self._pods[machine]
         read = from_pod(obj)
-        if is_gone or read.info is None:
+        if is_gone or read.value is None:
             if not is_gone:
                 log.info("pod %s/%s runs no machine that can be read: %s", namespace, name, read.problems[0])
             return before
-        key = namespace, read.info.name
+        key = namespace, read.value.name
         self._pods.setdefault(key, {})[name] = obj
         self._machine_of[namespace, name] = key
         return list(dict.fromkeys((*before, key)))

@@ -30,7 +30,7 @@ def test_goals_are_what_exact_fractions_give() -> None:
     decided = 0
     for number in range(GOALS):
         unit, content = rng.choice(UNITS), random_config(rng)
-        config = read_defaults(content).config
+        config = read_defaults(content).value
         assert config is not None
         system = random_system(rng, unit, 12) if rng.random() < 0.85 else None
         series = random_series(rng, unit, 12) if rng.random() < 0.6 else None

@@ -79,7 +79,7 @@ class ScalingHistory:
         least = Resources(unit.cpu * low + 50 * ragged, unit.memory * low)
         most = (unit * rng.randint(low + 1, 8)).most(least)
         content = random_config(rng)
-        config = read_defaults(content).config
+        config = read_defaults(content).value
         assert config is not None
         assert defaults_to_json(config) == content
         timing = ScalingTiming(plugin_tick=rng.choice([5000, 15000]), monitor_denied=rng.choice([4000, 5000]))

@@ -7,7 +7,7 @@ from typing import Any
 from devalloc.scaling import config as scaling_config
 from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json, fold_names
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, VmInfo, read_revision
+from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, VmInfo
 from tests.support.scaling_config_json import overrides_to_json
 
 
@@ -33,12 +33,6 @@ def to_json(info: VmInfo, era: ProtocolEra = ProtocolEra.NEWEST) -> dict[str, An
     if info.scaling_config is not None:
         config["scalingConfig"] = overrides_to_json(info.scaling_config, era)
     written["config"] = config
-    if info.current_revision is not None and era is ProtocolEra.NEWEST:
-        revision = info.current_revision
-        written["currentRevision"] = {
-            "revision": {"value": revision.value, "flags": revision.flags},
-            "updatedAt": revision.updated_at and revision.updated_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
     return written
 
 
@@ -52,9 +46,9 @@ def from_json(content: object, era: ProtocolEra = ProtocolEra.NEWEST) -> VmInfo:
     overrides = None
     if config.has("scalingConfig"):
         read = scaling_config.read_overrides(config.content("scalingConfig"), era, config.path("scalingConfig"))
-        if read.overrides is None:
+        if read.value is None:
             raise Unreadable("; ".join(str(problem) for problem in read.problems if problem.is_error))
-        overrides = read.overrides
+        overrides = read.value
     return VmInfo(
         fields.text("namespace"),
         fields.text("name"),
@@ -64,5 +58,4 @@ def from_json(content: object, era: ProtocolEra = ProtocolEra.NEWEST) -> VmInfo:
         auto_migration_enabled=config.flag("autoMigrationEnabled"),
         always_migrate=config.flag("alwaysMigrate"),
         scaling_config=overrides,
-        current_revision=read_revision(fields.optional("currentRevision")),
     )

@@ -117,7 +117,7 @@ def decode_request(body: bytes, method: str = "POST") -> PermitRequest:
     _check_version(request)
     _check_unit(request)
     _check_metrics(request)
-    return request.message()
+    return request
 
 
 def demand_in_bytes(request: PermitRequest, slot_size: int, unit: Resources) -> PermitDemand:
@@ -177,37 +177,22 @@ def _smallest_expressible_step(unit: Resources, version: PluginVersion, slot_siz
     return unit * lcm(slots, cpus)
 
 
-@dataclass(frozen=True, slots=True)
-class _UncheckedRequest:
-    """A request that has been decoded and not yet checked."""
-
-    version: PluginVersion
-    pod: PodName
-    compute_unit: WireResources | None
-    resources: WireResources
-    last_permit: WireResources | None
-    load1: float | None
-    """None without metrics."""
-    load5: float | None
-    memory_usage: float | None
-
-    def message(self) -> PermitRequest:
-        metrics = None if self.load1 is None else LoadMetrics(self.load1, self.load5, self.memory_usage)
-        return PermitRequest(self.version, self.pod, self.resources, self.compute_unit, self.last_permit, metrics)
-
-
-def _read_request(fields: JsonFields) -> _UncheckedRequest:
+def _read_request(fields: JsonFields) -> PermitRequest:
     pod = fields.inner("pod")
     unit, last, metrics = fields.optional("computeUnit"), fields.optional("lastPermit"), fields.optional("metrics")
-    return _UncheckedRequest(
+    return PermitRequest(
         version=PluginVersion(fields.whole("protoVersion", 32)),
         pod=PodName(pod.text("namespace"), pod.text("name")),
         compute_unit=_read_resources(unit) if unit else None,
         resources=_read_resources(fields.inner("resources")),
         last_permit=_read_resources(last) if last else None,
-        load1=(metrics.number("loadAvg1M", single=True) or 0.0) if metrics else None,
-        load5=metrics.number("loadAvg5M", single=True) if metrics else None,
-        memory_usage=metrics.number("memoryUsageBytes", single=True) if metrics else None,
+        metrics=None
+        if metrics is None
+        else LoadMetrics(
+            metrics.number("loadAvg1M", single=True) or 0.0,
+            metrics.number("loadAvg5M", single=True),
+            metrics.number("memoryUsageBytes", single=True),
+        ),
     )
 
 
@@ -215,7 +200,7 @@ def _read_resources(fields: JsonFields) -> WireResources:
     return WireResources(fields.cpu("vCPUs"), fields.bytes("mem"))
 
 
-def _check_version(request: _UncheckedRequest) -> None:
+def _check_version(request: PermitRequest) -> None:
     version = request.version
     if not version.is_valid:
         raise RequestError(400, f"invalid protocol version {version}: protoVersion is 0 or missing")
@@ -229,11 +214,11 @@ def _check_version(request: _UncheckedRequest) -> None:
                     f"{name}.mem is a number of memory slots in protocol version {version}, "
                     f"at most {MAX_SLOTS}, not {amounts.memory}",
                 )
-    if request.load1 is None and not version.allows_no_metrics:
+    if request.metrics is None and not version.allows_no_metrics:
         raise RequestError(400, f"metrics must not be null in protocol version {version}")
 
 
-def _check_unit(request: _UncheckedRequest) -> None:
+def _check_unit(request: PermitRequest) -> None:
     version, unit = request.version, request.compute_unit
     if not version.agent_sends_unit:
         if unit is not None:
@@ -246,11 +231,11 @@ def _check_unit(request: _UncheckedRequest) -> None:
             raise RequestError(400, f"computeUnit.{name} must not be zero")
 
 
-def _check_metrics(request: _UncheckedRequest) -> None:
-    if request.load1 is None:
+def _check_metrics(request: PermitRequest) -> None:
+    if (metrics := request.metrics) is None:
         return
     version = request.version
-    has_load5, has_memory = request.load5 is not None, request.memory_usage is not None
+    has_load5, has_memory = metrics.load5 is not None, metrics.memory_usage is not None
     # Agents began to send the memory while v2.0 was current, without another version.
     optional_memory = version <= 3
     if has_load5 != has_memory and not (has_load5 and optional_memory):

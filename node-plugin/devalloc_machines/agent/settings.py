@@ -273,14 +273,14 @@ class ScalingSettings:
         for problem in read.problems:
             if not problem.is_error:
                 note(f"--agent-config {path}: {problem}")
-        if read.config is None:
+        if read.value is None:
             wrong = "; ".join(str(problem) for problem in read.problems if problem.is_error)
             raise BadSetting("--agent-config", f"{path}: {wrong}")
         for each in AGENT_SETTINGS:
-            why, value = _NOT_OF_AGENTS.get(each.attribute), getattr(read.config, each.attribute)
+            why, value = _NOT_OF_AGENTS.get(each.attribute), getattr(read.value, each.attribute)
             if why is not None and value != getattr(plain, each.attribute):
                 note(f"--agent-config {path}: warning: {each.path}: is ignored: {why}")
-        return read.config
+        return read.value
 
 
 _OF_LOCAL_SERVER = ("--permits-port", "--permits-dump-port", "--permits-without-token", *OF_PERMITS)

@@ -256,7 +256,7 @@ def _config(vm: VirtualMachine, scaling: MachineScaling, settings: ScalingSettin
     if (text := vm.metadata.annotations.get(ANNOTATION)) is not None:
         read = read_config_annotation(text, settings.era, ANNOTATION_PATH)
         problems += read.problems
-        config = config if read.overrides is None else apply_overrides(config, read.overrides)
+        config = config if read.value is None else apply_overrides(config, read.value)
     overrides = _overrides(scaling)
     of_spec = (
         overrides.lfc_window_size_minutes is not None or overrides.lfc_min_wait_before_downscale_minutes is not None
@@ -264,9 +264,9 @@ def _config(vm: VirtualMachine, scaling: MachineScaling, settings: ScalingSettin
     merged = merge_overrides(config, overrides, "spec.scaling" if of_spec else ANNOTATION_PATH)
     problems += merged.problems
     wrong = [f"{problem.path} {problem.message}" for problem in problems if problem.is_error]
-    if merged.config is None or wrong:
+    if merged.value is None or wrong:
         raise Denied("ScalingConfigInvalid", f"cannot compute a goal from its object: {'; '.join(wrong)}")
-    return merged.config
+    return merged.value
 
 
 def _overrides(scaling: MachineScaling) -> ScalingOverrides:

@@ -21,12 +21,12 @@ def _agent(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     era = era_of(content)
     read, ours = read_agent_config(content, era), default_agent_config(era)
     yield CaseVerdict(f"agent of {era.value} can be read", [Failure("no problems", str(one)) for one in read.problems])
-    if read.config is None:
+    if read.value is None:
         return
     yield from unjudged(content, sorted(UNUSED_SETTINGS), "devalloc's agent has no such settings")
     attributes = [setting.attribute for setting in AGENT_SETTINGS if has(content, setting.path)]
     for attribute in ["scaling", *attributes]:
-        theirs, own = getattr(read.config, attribute), getattr(ours, attribute)
+        theirs, own = getattr(read.value, attribute), getattr(ours, attribute)
         yield CaseVerdict(f"{attribute} of {era.value}", [] if theirs == own else [Failure(repr(theirs), repr(own))])
 
 

@@ -8,14 +8,9 @@ from typing import Any
 
 from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.peer_json import WireAmountError, bytes_from_json, bytes_to_json, cpu_from_json, cpu_to_json
-from devalloc.scaling.versions import (
-    InformantVersion,
-    MonitorVersion,
-    PluginVersion,
-    RunnerVersion,
-    Version,
-    VersionRange,
-)
+from devalloc.scaling.versions import MonitorVersion, PluginVersion, Version, VersionRange
+from devalloc_neon.informant_messages import InformantVersion
+from devalloc_neon.runner_messages import RunnerVersion
 from tests.support.tables.table_form import CaseVerdict, TableForm, section, verdict
 
 ERROR = "error"

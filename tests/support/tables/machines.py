@@ -35,9 +35,9 @@ def _machines(content: dict[str, Any]) -> Iterator[CaseVerdict]:
         if "problems" in case:
             got = {"machine": _problems(vm.problems), "pod": _problems(of_pod.problems)}
             return verdict(case["name"], dict.fromkeys(got, case["problems"]), lambda: got)
-        if vm.info is None or of_pod.info is None:
+        if vm.value is None or of_pod.value is None:
             return verdict(case["name"], case["expected"], lambda: _problems(vm.problems + of_pod.problems))
-        sent = {"machine": to_json(vm.info, era), "pod": to_json(of_pod.info, era)}
+        sent = {"machine": to_json(vm.value, era), "pod": to_json(of_pod.value, era)}
         every = {"name": name, "namespace": "default", **content.get("expected", {}), **case["expected"]}
         expected = {key: value for key, value in every.items() if value is not None}
         return verdict(case["name"], dict.fromkeys(sent, expected), lambda: sent)
@@ -50,14 +50,14 @@ def _configs(content: dict[str, Any]) -> Iterator[CaseVerdict]:
         era = ProtocolEra(case.get("era", "newest"))
         shipped = content["shipped"][era.value]
         read = read_defaults({**shipped, **case.get("defaults", {})}, era)
-        problems, config = read.problems, read.config
+        problems, config = read.problems, read.value
         if config is not None and "overrides" in case:
             overrides = read_config_annotation(_text(case["overrides"]), era)
             problems += overrides.problems
-            if overrides.overrides is not None:
-                merged = merge_overrides(config, overrides.overrides)
+            if overrides.value is not None:
+                merged = merge_overrides(config, overrides.value)
                 problems += merged.problems
-                config = merged.config
+                config = merged.value
         got: dict[str, Any] = {"problems": _problems(problems)}
         expected: dict[str, Any] = {"problems": case.get("problems", {})}
         if "expected" in case:

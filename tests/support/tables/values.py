@@ -47,9 +47,9 @@ def config(content: dict[str, Any], **more: Any) -> ScalingConfig:
         "cpuMixedZoneRatio": 0,
     }
     read = read_defaults({**shipped, **content, **more})
-    if read.config is None:
+    if read.value is None:
         raise ValueError("; ".join(str(problem) for problem in read.problems))
-    return read.config
+    return read.value
 
 
 def system(content: dict[str, Any] | None) -> SystemMetrics | None:

@@ -67,7 +67,7 @@ def test_the_spec_can_say_all_that_the_annotation_can_and_between_the_same_bound
         alias = field.alias or each.name
         for value in tried[str(each.type)]:
             number = str(Quantity(round(value * NANO))) if each.type == "float | None" else value
-            is_good = read_overrides({alias: value}).overrides is not None
+            is_good = read_overrides({alias: value}).value is not None
             assert (problems(**{alias: number}) == []) is is_good, (alias, value)
 
 

@@ -33,7 +33,7 @@ def _with(path: str, value: object) -> dict[str, Any]:
 
 
 def test_what_is_left_out_is_as_it_is_shipped() -> None:
-    assert read_agent_config(LEAST, ProtocolEra.V0_31).config == default_agent_config(ProtocolEra.V0_31)
+    assert read_agent_config(LEAST, ProtocolEra.V0_31).value == default_agent_config(ProtocolEra.V0_31)
     assert (default_agent_config(ProtocolEra.V0_31).plugin_tick, default_agent_config(ProtocolEra.V0_31).lfc_port) == (
         5_000,
         9399,
@@ -48,14 +48,14 @@ def test_each_setting_is_read_into_its_own_place() -> None:
         given, meant = values[setting.form]
         read = read_agent_config(_with(setting.path, given), ProtocolEra.V0_31)
         assert read.problems == [], setting
-        assert read.config is not None
+        assert read.value is not None
         changed = {
             name
             for name in AgentConfig.__slots__
-            if getattr(read.config, name) != getattr(default_agent_config(ProtocolEra.V0_31), name)
+            if getattr(read.value, name) != getattr(default_agent_config(ProtocolEra.V0_31), name)
         }
         assert changed == {setting.attribute}
-        assert getattr(read.config, setting.attribute) == meant
+        assert getattr(read.value, setting.attribute) == meant
 
 
 def test_all_wrong_values_are_listed_by_their_paths() -> None:
@@ -69,7 +69,7 @@ def test_all_wrong_values_are_listed_by_their_paths() -> None:
     for setting in AGENT_SETTINGS:
         for value in wrong[setting.form]:
             read = read_agent_config(_with(setting.path, value), ProtocolEra.V0_31)
-            assert read.config is None, (setting, value)
+            assert read.value is None, (setting, value)
             assert [problem.path for problem in read.problems] == [setting.path], (setting, value)
     content = _with("monitor.serverPort", 0)
     content["scheduler"] = {"requestPort": 0}
@@ -86,13 +86,13 @@ def test_unknown_settings_are_warnings_and_those_of_other_parts_are_not() -> Non
     content = _with("monitor.serverPrt", 1)
     content |= {"billing": {"x": 1}, "refereshStateIntervalSeconds": 5}
     read = read_agent_config(content, ProtocolEra.V0_31)
-    assert read.config == default_agent_config(ProtocolEra.V0_31)
+    assert read.value == default_agent_config(ProtocolEra.V0_31)
     [problem] = read.problems
     assert str(problem) == (
         "warning: monitor.serverPrt: is ignored: there is no such setting; did you mean monitor.serverPort?"
     )
     for content in ([], None, "x", 3):  # type: ignore[assignment]
-        assert read_agent_config(content).config is None
+        assert read_agent_config(content).value is None
 
 
 def test_waits_and_limits_come_from_it() -> None:

@@ -16,7 +16,7 @@ GIB = 2**30
 def problems(content: Any, slot_size: int = GIB) -> dict[str, str]:
     text = content if isinstance(content, str) else json.dumps(content)
     read = read_bounds_annotation(text, slot_size, "bounds")
-    assert read.bounds is None
+    assert read.value is None
     return {problem.path: problem.message for problem in read.problems}
 
 
@@ -24,7 +24,7 @@ def test_bounds_are_quantities() -> None:
     read = read_bounds_annotation(
         '{"min":{"cpu":"250m","mem":"1Gi"},"MAX":{"CPU":4,"Mem":17179869184,"x":0},"y":1}', GIB
     )
-    assert (read.bounds, read.problems) == (ScalingBounds(Resources(250, GIB), Resources(4000, 16 * GIB)), [])
+    assert (read.value, read.problems) == (ScalingBounds(Resources(250, GIB), Resources(4000, 16 * GIB)), [])
 
 
 def test_all_wrong_values_are_listed_with_their_paths() -> None:

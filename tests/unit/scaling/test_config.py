@@ -40,7 +40,7 @@ def _paths(problems: list[Any]) -> list[str]:
 def test_shipped_defaults_of_each_era_are_the_defaults() -> None:
     for era, content in OF_ERA.items():
         read = read_defaults(content, era)
-        assert (read.config, read.problems) == (ScalingConfig(), []), era
+        assert (read.value, read.problems) == (ScalingConfig(), []), era
 
 
 def test_each_required_default_is_missed_by_its_path() -> None:
@@ -52,13 +52,13 @@ def test_each_required_default_is_missed_by_its_path() -> None:
             without = {key: value for key, value in content.items() if key != name}
             for lacking in (without, {**without, name: None}):
                 read = read_defaults(lacking, era)
-                assert read.config is None
+                assert read.value is None
                 assert [(problem.path, problem.message) for problem in read.problems] == [(name, "is required")]
 
 
 def test_what_is_required_of_defaults_is_optional_in_overrides() -> None:
     for era in ProtocolEra:
-        assert read_overrides({}, era).overrides == ScalingOverrides()
+        assert read_overrides({}, era).value == ScalingOverrides()
 
 
 REFUSED: dict[str, list[object]] = {
@@ -79,7 +79,7 @@ def test_all_refused_values_are_listed_at_once_by_their_paths() -> None:
     for name, values in REFUSED.items():
         for value in values:
             read = read_overrides({name: value}, path="annotation")
-            assert read.overrides is None, (name, value)
+            assert read.value is None, (name, value)
             assert _paths(read.problems) == [f"annotation.{name}"], (name, value)
     everything = read_defaults({name: values[0] for name, values in REFUSED.items()})
     assert _paths(everything.problems) == sorted(REFUSED)
@@ -103,32 +103,32 @@ def test_values_at_the_edge_are_taken_and_names_are_matched_without_case(
 ) -> None:
     read = read_overrides({name: value})
     assert read.problems == []
-    assert read.overrides is not None
-    assert getattr(read.overrides, attribute) == value
+    assert read.value is not None
+    assert getattr(read.value, attribute) == value
 
 
 def test_window_longer_than_the_wait_is_refused_where_it_comes_to_be() -> None:
     assert _paths(read_defaults({**NEWEST, "lfcWindowSizeMinutes": 6}).problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
     alone = read_overrides({"lfcWindowSizeMinutes": 6})
-    assert alone.overrides is not None
-    merged = merge_overrides(ScalingConfig(), alone.overrides)
-    assert merged.config is None
+    assert alone.value is not None
+    merged = merge_overrides(ScalingConfig(), alone.value)
+    assert merged.value is None
     assert _paths(merged.problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
-    assert merge_overrides(ScalingConfig(lfc_min_wait_before_downscale_minutes=6), alone.overrides).config is not None
+    assert merge_overrides(ScalingConfig(lfc_min_wait_before_downscale_minutes=6), alone.value).value is not None
 
 
 def test_window_may_be_longer_than_the_wait_where_the_largest_is_used_anyway() -> None:
     short = {**NEWEST, "lfcUseLargestWindow": True, "lfcMinWaitBeforeDownscaleMinutes": 1}
-    config = read_defaults(short).config
+    config = read_defaults(short).value
     assert config is not None
     # A comparison of windows needs a wait for them.
-    back = read_overrides({"lfcUseLargestWindow": False}).overrides
+    back = read_overrides({"lfcUseLargestWindow": False}).value
     assert _paths(merge_overrides(config, back).problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
 
 
 def test_unknown_fields_are_ignored_with_a_word() -> None:
     read = read_overrides({"loadAverageFraction": 0.5, "cpuStableZoneRatio": 0.5}, ProtocolEra.V0_31)
-    assert read.overrides == ScalingOverrides()
+    assert read.value == ScalingOverrides()
     assert [str(problem) for problem in read.problems] == [
         "warning: loadAverageFraction: is ignored: there is no such field; did you mean loadAverageFractionTarget?",
         "warning: cpuStableZoneRatio: is ignored: v0.31 does not know it",
@@ -144,11 +144,11 @@ def test_an_annotation_other_than_an_object_is_a_problem() -> None:
         "3": "must be an object, not a number",
     }.items():
         read = read_config_annotation(text, path="config")
-        assert read.overrides is None
+        assert read.value is None
         [problem] = read.problems
         assert problem.path == "config"
         assert message in problem.message
-    assert read_config_annotation("null").overrides == ScalingOverrides()
+    assert read_config_annotation("null").value == ScalingOverrides()
 
 
 OVERRIDES = st.builds(
@@ -167,9 +167,9 @@ def test_overrides_survive_being_written_and_replace_what_they_set_and_nothing_e
 ) -> None:
     content = overrides_to_json(overrides)
     read = read_config_annotation(json.dumps(content))
-    assert (read.overrides, read.problems) == (overrides, [])
+    assert (read.value, read.problems) == (overrides, [])
     defaults = ScalingConfig(load_average_fraction_target=0.33)
-    config = merge_overrides(defaults, overrides).config
+    config = merge_overrides(defaults, overrides).value
     assert config is not None
     assert defaults_to_json(config) == {**defaults_to_json(defaults), **content}
-    assert merge_overrides(defaults, None).config == defaults
+    assert merge_overrides(defaults, None).value == defaults

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from devalloc.api.problems import Read
 from devalloc.scaling.config import ScalingOverrides
 from devalloc.scaling.peer_json import Unreadable
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, ReadVmInfo, VmInfo, VmRevision, from_pod, from_vm
+from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, VmInfo, from_pod, from_vm
 from tests.support.vm_info import from_json, to_json
 
 GIB = 2**30
@@ -41,26 +41,26 @@ def pod(text: str = json.dumps(AMOUNTS), **entries: dict[str, str]) -> dict[str,
     return {"metadata": {"name": "vm1-abcde", "namespace": "default", "annotations": annotations, "labels": labels}}
 
 
-def paths(read: ReadVmInfo) -> list[str]:
+def paths(read: Read[VmInfo]) -> list[str]:
     return sorted(problem.path for problem in read.problems)
 
 
 @pytest.mark.parametrize("read", [from_vm(vm()), from_pod(pod())])
-def test_a_machine_and_its_pod_say_the_same(read: ReadVmInfo) -> None:
-    assert (read.info, read.problems) == (PLAIN, [])
+def test_a_machine_and_its_pod_say_the_same(read: Read[VmInfo]) -> None:
+    assert (read.value, read.problems) == (PLAIN, [])
     assert (PLAIN.min, PLAIN.max) == (Resources(250, GIB), Resources(4000, 16 * GIB))
     assert (PLAIN.using, str(PLAIN)) == (Resources(1000, 4 * GIB), "default/vm1")
 
 
 def test_slots_are_1_gib_by_default() -> None:
     guest = {name: value for name, value in AMOUNTS.items() if name != "memorySlotSize"}
-    assert from_vm(vm(guest)).info == PLAIN
+    assert from_vm(vm(guest)).value == PLAIN
 
 
 @pytest.mark.parametrize(("text", "is_true"), [("true", True), ("True", False), ("1", False), ("", False)])
 def test_labels_are_true_when_they_say_so_exactly(text: str, is_true: bool) -> None:
     names = ["enabled", "auto-migration-enabled", "testing-only-always-migrate"]
-    info = from_vm(vm(labels={f"autoscaling.neon.tech/{name}": text for name in names})).info
+    info = from_vm(vm(labels={f"autoscaling.neon.tech/{name}": text for name in names})).value
     assert info is not None
     assert [info.scaling_enabled, info.auto_migration_enabled, info.always_migrate] == [is_true] * 3
 
@@ -68,11 +68,11 @@ def test_labels_are_true_when_they_say_so_exactly(text: str, is_true: bool) -> N
 def test_bounds_take_the_place_of_min_and_max() -> None:
     bounds = json.dumps({"min": {"cpu": "500m", "mem": "2Gi"}, "max": {"cpu": 2, "mem": "8Gi"}})
     for read in (from_vm(vm(annotations={BOUNDS: bounds})), from_pod(pod(annotations={BOUNDS: bounds}))):
-        assert read.info == replace(PLAIN, cpu=CpuInfo(500, 2000, 1000), memory=MemoryInfo(2, 8, 4, GIB))
+        assert read.value == replace(PLAIN, cpu=CpuInfo(500, 2000, 1000), memory=MemoryInfo(2, 8, 4, GIB))
 
 
 def test_what_a_machine_has_different_stays_apart_from_the_default() -> None:
-    info = from_vm(vm(annotations={CONFIG: '{"loadAverageFractionTarget":0.5}'})).info
+    info = from_vm(vm(annotations={CONFIG: '{"loadAverageFractionTarget":0.5}'})).value
     assert info == replace(PLAIN, scaling_config=ScalingOverrides(load_average_fraction_target=0.5))
 
 
@@ -85,15 +85,15 @@ def test_bounds_are_judged_after_all_has_been_applied() -> None:
     bounds["max"]["cpu"] = "900m"
     bounds["min"]["mem"] = "9Gi"
     read = from_vm(vm(annotations={BOUNDS: json.dumps(bounds)}))
-    assert (read.info, paths(read)) == (None, ["min.cpu", "min.mem"])
+    assert (read.value, paths(read)) == (None, ["min.cpu", "min.mem"])
     assert read.problems[0].message == "must not be above max (900m), and is 1"
 
 
 def test_use_outside_of_the_bounds_is_a_warning() -> None:
     bounds = {"min": {"cpu": 2, "mem": "1Gi"}, "max": {"cpu": 2, "mem": "2Gi"}}
     read = from_vm(vm(annotations={BOUNDS: json.dumps(bounds)}))
-    assert read.info is not None
-    assert read.info.using == PLAIN.using
+    assert read.value is not None
+    assert read.value.using == PLAIN.using
     assert [(problem.severity, problem.path) for problem in read.problems] == [
         ("warning", "use.cpu"),
         ("warning", "use.mem"),
@@ -110,7 +110,7 @@ def test_every_problem_is_listed_wherever_it_is() -> None:
     bounds = [f"metadata.annotations['{BOUNDS}'].{end}.{name}" for end in ("max", "min") for name in ("cpu", "mem")]
     config = [f"metadata.annotations['{CONFIG}'].loadAverageFractionTarget"]
     amounts = ["cpus.min", "cpus.use", "memorySlotSize", "memorySlots.max", "memorySlots.min", "memorySlots.use"]
-    assert (read.info, paths(read)) == (None, [*bounds, *config, *(f"spec.guest.{name}" for name in amounts)])
+    assert (read.value, paths(read)) == (None, [*bounds, *config, *(f"spec.guest.{name}" for name in amounts)])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,6 @@ def test_every_problem_is_listed_wherever_it_is() -> None:
         from_vm({"metadata": {"name": 1}}),
         from_vm({"spec": []}),
         from_vm(vm("none")),
-        from_vm({**vm(), "status": {"currentRevision": {"updatedAt": "yesterday"}}}),
         from_pod({}),
         from_pod(pod("{")),
         from_pod(pod("{}" + " " * 20000)),
@@ -129,16 +128,10 @@ def test_every_problem_is_listed_wherever_it_is() -> None:
         from_pod(pod(labels={"vm.neon.tech/name": ""})),
     ],
 )
-def test_an_object_that_is_no_machine_is_a_problem(read: ReadVmInfo) -> None:
-    assert read.info is None
+def test_an_object_that_is_no_machine_is_a_problem(read: Read[VmInfo]) -> None:
+    assert read.value is None
     assert all(problem.is_error for problem in read.problems)
     assert read.problems
-
-
-def test_use_is_noted_in_whole_slots() -> None:
-    info = PLAIN.with_using(Resources(750, 3 * GIB - 1))
-    assert (info.using, info.same_bounds(PLAIN)) == (Resources(750, 2 * GIB), True)
-    assert not info.same_bounds(replace(PLAIN, cpu=CpuInfo(250, 3000, 1000)))
 
 
 FULL = replace(
@@ -169,17 +162,6 @@ def test_as_json_of_each_era() -> None:
 @pytest.mark.parametrize("info", [PLAIN, FULL, replace(FULL, memory=MemoryInfo(1, 2, 3, 100))])
 def test_what_is_written_is_read_as_the_same(info: VmInfo, era: ProtocolEra) -> None:
     assert from_json(json.loads(json.dumps(to_json(info, era))), era) == info
-
-
-def test_the_revision_that_controllers_tell_is_kept() -> None:
-    status = {"currentRevision": {"revision": {"value": 3, "flags": 1}, "updatedAt": "2025-09-23T10:00:00Z"}}
-    info = from_vm({**vm(), "status": status}).info
-    assert info is not None
-    assert info.current_revision == VmRevision(3, 1, datetime(2025, 9, 23, 10, tzinfo=UTC))
-    assert to_json(info)["currentRevision"] == status["currentRevision"]
-    assert from_json(to_json(info)) == info
-    assert "currentRevision" not in to_json(info, ProtocolEra.V0_31)
-    assert from_vm({**vm(), "status": status}, ProtocolEra.V0_31).info == PLAIN
 
 
 @pytest.mark.parametrize(
