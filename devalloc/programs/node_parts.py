@@ -92,7 +92,7 @@ def store_source(store: Store, node_name: str) -> ClaimSource:
     from devalloc.store.nodes import fence_statement, has_nodes
     from devalloc_machines.part import MachineSource
     from devalloc_machines.vms.fencing import has_machine, settle, settle_previous_name
-    from devalloc_machines.vms.objects import permitted_on
+    from devalloc_machines.vms.status import permitted_on
     from devalloc_node.claims.store_grants import KIND, StoreGrants
     from devalloc_node.health.conditions import ClaimConditions
     from devalloc_node.node import RENAME_ADVICE

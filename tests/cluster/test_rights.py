@@ -35,6 +35,7 @@ from devalloc.store.kubernetes.node_leases import NodeLeases
 from devalloc.usage.accounting.records import record_name
 from devalloc_machines.vms import objects
 from devalloc_machines.vms.situation import take_object
+from devalloc_machines.vms.status import write_status
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Failed
 from devalloc_node.kube.node_lease import NodeLease
@@ -411,7 +412,7 @@ def test_a_node_keeps_its_pools_claims_and_machines(
 
         held = take_object(store, machine, "node-a")
         assert held is not None
-        objects.write_status(store, held, {"phase": "Running", "reason": "", "message": ""})
+        write_status(store, held, {"phase": "Running", "reason": "", "message": ""})
         assert store.get("VirtualMachine", "default", "vm")["status"]["phase"] == "Running"
         objects.release_object(store, held, "node-a")
         assert objects.holder_of(store.get("VirtualMachine", "default", "vm")) is None
@@ -436,7 +437,7 @@ def test_the_controller_says_on_machines_of_a_silent_node_that_they_may_not_run(
         with closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as node:
             held = take_object(node, machine, "node-a")
             assert held is not None
-            objects.write_status(node, held, {"phase": "Running", "reason": "", "message": ""}, ready=runs)
+            write_status(node, held, {"phase": "Running", "reason": "", "message": ""}, ready=runs)
             assert shown() == ("Running", "True", "MachineRunning")
             with closing(store_of(kubeconfig)) as store:
                 of_nodes = NodeLeases(Client.connect(kubeconfig), NAMESPACE, 0.0).of_nodes
@@ -446,7 +447,7 @@ def test_the_controller_says_on_machines_of_a_silent_node_that_they_may_not_run(
                     seconds[0] += CONFIRM_SECONDS
                     store.refresh()
             assert shown() == ("Unknown", "Unknown", "NodeNotServed")
-            objects.write_status(node, held, {"phase": "Running", "reason": "", "message": ""}, ready=runs)
+            write_status(node, held, {"phase": "Running", "reason": "", "message": ""}, ready=runs)
             assert shown() == ("Running", "True", "MachineRunning")
             objects.release_object(node, held, "node-a")
     finally:

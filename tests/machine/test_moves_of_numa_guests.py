@@ -12,7 +12,7 @@ from devalloc.inventory.pci import BarSizes
 from devalloc_machines.qemu import migration
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.pci import list_root_ports
-from devalloc_machines.vms.spec_changes import pending_changes
+from devalloc_machines.vms.situation import pending_changes
 from devalloc_node.errors import Denied
 from tests.machine.test_migration import HERE, KEY, TwoNodes, complete, move, nodes, qemu, small
 from tests.support import played_nodes

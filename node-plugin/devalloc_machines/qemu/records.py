@@ -56,6 +56,8 @@ class State(Enum):
     """It lives, and has no record."""
     FOREIGN = auto()
     """By its object it lives, as a run that a plugin with another state folder has started."""
+    OTHER = auto()
+    """Nothing is known of it, and another machine of this node has its name."""
     UNREADABLE = auto()
     """Its record cannot be read."""
     STARTING = auto()
@@ -88,7 +90,7 @@ _PHASES = {
     State.STOPPED: "Stopped",
     State.FAILED: "Failed",
 }
-LIVING = frozenset(State) - {State.ABSENT, State.STARTING, State.ENDED, State.STOPPED, State.FAILED}
+LIVING = frozenset(State) - {State.ABSENT, State.OTHER, State.STARTING, State.ENDED, State.STOPPED, State.FAILED}
 """States in which its QEMU may hold devices."""
 
 
@@ -147,6 +149,11 @@ class MachineView:
     def shown_phase(self) -> str:
         """As for people: ``Paused`` if it runs and its CPUs stand still."""
         return "Paused" if self.state is State.HALTED and self.reason in IDLE_REASONS else self.phase
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs, has begun, and QEMU answers."""
+        return self.state in (State.RUNNING, State.HALTED)
 
     @property
     def is_paused(self) -> bool:

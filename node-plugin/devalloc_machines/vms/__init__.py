@@ -1,8 +1,8 @@
 """From the VirtualMachine objects of a store to the machines of this node, and back.
 
 - ``loop``: a queue of machines whose objects changed; ``situation``: what is known of one; ``steps``: what is done then
-- ``objects``, ``machine_claims``: the objects, and the claims of machines; ``claim_changes``: those in a machine
-- ``guest_reports``: what guests report; ``readiness``: what that means for their objects
+- ``objects``, ``machine_claims``: the objects, and the claims of machines
+- ``guest_reports``: what guests report; ``status``: what is written of a machine into its object
 - ``start_refusals``: pauses before starts; ``fencing``: what was taken away from this node
 - ``migrations``: machines that move between nodes while they run; ``migration_objects``: what the store has of that;
   ``moving_claims``: the claims of such machines

@@ -32,18 +32,16 @@ from devalloc_machines.vms import machine_claims as claimed
 from devalloc_machines.vms import objects
 from devalloc_machines.vms.machine_claims import Claims
 from devalloc_machines.vms.objects import retry_delay
+from devalloc_machines.vms.status import own_status
 from devalloc_machines.vms.steps import MachineControls, MachineReconciler
 from devalloc_node.claims import finalizers
 from devalloc_node.claims.store_grants import KIND as CLAIM
-from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier
 from devalloc_node.operations.claim_registry import HeldClaim
 
 log = logging.getLogger(__name__)
 
-WORK_SECONDS = 90.0
-"""For removing a machine whose object is gone."""
 _POOL = "DevicePool"
 _WATCHED = (*ALLOCATABLE_KINDS, _POOL)
 _GLANCES = 6
@@ -385,7 +383,7 @@ class VirtualMachineLoop:
         """Add a machine if its status is not what was last written. This is only for listings: two writers that
         dispute a status must not wake each other with every write."""
         item = self._items.get(f"vm {uid}")
-        if item is not None and item.written is not None and objects.own_status(obj) != item.written:
+        if item is not None and item.written is not None and own_status(obj) != item.written:
             self._make_due(f"vm {uid}", item)
 
     def _machine_gone(self, obj: Object) -> None:
@@ -592,20 +590,14 @@ class VirtualMachineLoop:
         self._gone_since = {uid: self._gone_since.get(uid, now) for uid in gone}
         for uid, key in gone.items():
             if now - self._gone_since[uid] >= self._settings.grace:
-                item = self._item(f"vm {uid}", partial(self._remove, key, uid))
+                item = self._item(f"vm {uid}", partial(self._look_after_orphan, key, uid))
                 if item.ended is None:
                     self.worker.add(f"vm {uid}")
 
-    def _remove(self, key: str, uid: str, item: _WorkItem, why: Why) -> Again:
-        """Only when the store says, asked for that very object, that it is gone (T16)."""
-        is_there = objects.read_again(self._store, objects.KIND, key, uid) is not None
-        machine = self._operations.machines.get(key)
-        if not is_there and machine is not None and machine.uid == uid:
-            log.warning("removing machine %s (uid %s): its VirtualMachine was deleted", key, uid)
-            self._keeper.leave(key)
-            due = Deadline.after(WORK_SECONDS)
-            with self.worker.aside():
-                self._operations.delete(key, None, due, owner=uid, force=not machine.adopted, caller="reconcile")
+    def _look_after_orphan(self, key: str, uid: str, item: _WorkItem, why: Why) -> Again:
+        """Remove a machine when the store says, asked for that very object, that it is gone (T16)."""
+        self._keeper.keep(objects.reference(key, uid), self._named_claims, is_over=True)
+        if self._operations.machines.owner(key) != uid:
             self._removed("machine")
             self.worker.tell(_ROOM)
         return Again(self._settings.resync)

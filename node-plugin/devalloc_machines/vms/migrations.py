@@ -34,7 +34,7 @@ from devalloc_machines.qemu.spec import MachineSpec, locking_seconds, spec_of
 from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms import migration_objects as moves
 from devalloc_machines.vms import moving_claims, objects
-from devalloc_machines.vms.spec_changes import pending_changes, with_numa_node
+from devalloc_machines.vms.situation import pending_changes, with_numa_node
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError, Unknown
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change

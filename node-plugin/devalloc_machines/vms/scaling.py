@@ -4,6 +4,7 @@ sets the CPU time of a machine, its runner starts where the object says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Protocol
 
@@ -26,16 +27,22 @@ from devalloc.store import Object
 from devalloc_machines.agent.actuator import memory_rounded_down
 from devalloc_machines.agent.channels import RunnerAddress, ScaledMachine
 from devalloc_machines.agent.settings import ScalingSettings
-from devalloc_machines.qemu.records import MachineAmounts, MachineView
+from devalloc_machines.qemu.rates import is_limited, of_running
+from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
+from devalloc_machines.qemu.resources import requested_in_spec
 from devalloc_machines.qemu.spec import MachineSpec, Nic, RateLimits, spec_of, whole_cpus
 from devalloc_machines.service.operations import MachineOperations
+from devalloc_machines.vms.machine_claims import CALLER
 from devalloc_machines.vms.objects import Outcome
+from devalloc_machines.vms.status import permit_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.host.linux import Route
 
 SCALE_SECONDS = 10.0
 """For one amount, or the rates: a guest that boots, or refuses, is asked again later."""
+_AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
+"""What is scaled, in order, and the field of MachineAmounts for it."""
 
 
 class RunnerControl(Protocol):
@@ -65,7 +72,7 @@ def offer_cpu_control(runners: RunnerControl | None, vm: VirtualMachine, machine
             return []
         why = "its spec names a runner, but this node has none (--runner-network); it has the CPU time of cpu.use"
         return [Outcome("RunnerOff", why)]
-    if runner is None or machine.phase not in ("Running", "Unknown"):
+    if runner is None or not (machine.is_active or machine.state is State.SILENT):
         runners.drop(key)
         return []
     if not runners.allows(runner.address):
@@ -145,6 +152,57 @@ def scale_by_load(
     operations.want(machine.key, amounts_of(report.wanted))
     why_not = scaling_reason(report)
     return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
+
+
+def scale_to_spec(
+    operations: MachineOperations,
+    vm: VirtualMachine,
+    held: Object,
+    may_grow: Callable[[], bool],
+    *,
+    is_controlled: bool,
+) -> tuple[list[Outcome], bool]:
+    """Scale each amount of a machine that runs on its own; what did not work, and whether it may not have more that its
+    spec asks for. ``held``: its object as it is now; ``is_controlled``: a controller decides on its CPU time."""
+    key, uid = "/".join(vm.key), vm.metadata.uid or ""
+    machine = operations.machine(key)
+    if not machine.is_active:
+        return [], False
+    problems = []
+    requested, is_kept = requested_in_spec(spec_of(vm)), True
+    if vm.spec.scaling is not None and (permit := permit_of(held, machine.id)) is not None:
+        requested = capped_by_permit(requested, machine.observed, permit)  # no agent asks for more of it now
+    ours = {what: name for what, name in _AMOUNTS.items() if not (is_controlled and what == "cpu")}
+    if any(_is_more(requested, machine.observed, name) for name in ours.values()):
+        is_kept = may_grow()
+    for what, name in ours.items():
+        wanted = getattr(requested, name)
+        # As it is now: with the number of vCPUs changes what they may use together.
+        observed = operations.machine(key).observed
+        if getattr(observed, name) in (None, wanted) or (not is_kept and _is_more(requested, observed, name)):
+            continue
+        try:
+            operations.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
+        except NodeError as error:
+            problems.append(Outcome(error.code, error.message))
+    return problems, not is_kept
+
+
+def _is_more(requested: MachineAmounts, observed: MachineAmounts, name: str) -> bool:
+    has = getattr(observed, name)
+    return has is not None and getattr(requested, name) > has
+
+
+def limit_to_spec(operations: MachineOperations, vm: VirtualMachine, *, is_admitted: bool) -> list[Outcome]:
+    """Limit a machine that runs to the rates of its spec; if its node has no room for a rate, to the rate that it
+    had."""
+    machine, wanted = operations.machine("/".join(vm.key)), spec_of(vm)
+    running = machine.started
+    if not machine.is_active or running is None:
+        return []
+    if not any(map(is_limited, (running.rates, machine.rates, wanted.rates))):
+        return []
+    return hold_to_rates(operations, machine, of_running(running, wanted, machine.rates, is_admitted=is_admitted))
 
 
 def hold_to_rates(operations: MachineOperations, machine: MachineView, rates: RateLimits) -> list[Outcome]:

@@ -5,8 +5,8 @@ The object says what is wanted and whose the machine is, the journal which run i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from devalloc.api import meta, views
@@ -18,10 +18,17 @@ from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import NotFound, Object, Store
 from devalloc_machines.qemu.process import qemu_uuid
 from devalloc_machines.qemu.records import MachineView, State
+from devalloc_machines.qemu.spec import spec_of
 from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms import objects
-from devalloc_machines.vms.machine_claims import Claims
+from devalloc_machines.vms.machine_claims import Claims, ready_claims
+from devalloc_machines.vms.objects import Outcome
+from devalloc_node.claims.store_grants import moved_here
 from devalloc_node.errors import NodeError
+from devalloc_node.model.grant import ClaimRef
+
+_MAX_LISTED = 5
+"""Changes of a spec that a message names."""
 
 
 class Whose(Enum):
@@ -32,7 +39,9 @@ class Whose(Enum):
     MOVING = auto()
     """It is about to change its node: only its migration changes it, and knows whose it is."""
     GONE = auto()
-    """Its object is gone."""
+    """Its object is gone, perhaps only for a while."""
+    ORPHANED = auto()
+    """Its object has been gone for the whole of the grace period (T16)."""
     TAKEN = auto()
     """It was taken away from this node, which was fenced, and what is left of it here is not ended."""
     EVICTED = auto()
@@ -50,6 +59,8 @@ class Whose(Enum):
     """This node holds it, and its object cannot be read."""
     OURS = auto()
     """This node holds it, and is to run it."""
+    RESTARTING = auto()
+    """This node holds it, and is to run it, but not in the run that it is in."""
     RESTING = auto()
     """This node holds it, and is not to run it."""
 
@@ -62,26 +73,47 @@ class Situation:
     obj: Object
     """As the store has it now; if it is gone, as it was last heard of."""
     vm: VirtualMachine | None
-    """What the object says; None if it is invalid."""
-    problem: str
-    """Why it is invalid."""
+    """What the object says, with the NUMA node that it was placed on; None if it is invalid."""
     machine: MachineView | None
     """The object's own, or one whose record cannot be read."""
-    claims: Claims
-    """Of one that is to run here."""
     whose: Whose
     state: State
+    problem: str = ""
+    """Why the object is invalid."""
+    is_held: bool = False
+    """This node holds it."""
+    is_unplaced: bool = False
+    """This node has to reserve more for it than it does."""
+    claims: Claims = field(default_factory=dict)
+    """Of one that is to run here;"""
+    refs: Sequence[ClaimRef] = ()
+    """those that are ready;"""
+    waits: Outcome | None = None
+    """and what it waits for, if others are not."""
+
+    @property
+    def uid(self) -> str:
+        return str(self.obj["metadata"]["uid"])
 
 
 def whose(
-    obj: Object | None, vm: VirtualMachine | None, node: str, here: MachineView | None, *, is_unplaced: bool
+    obj: Object | None,
+    vm: VirtualMachine | None,
+    node: str,
+    here: MachineView | None,
+    *,
+    is_unplaced: bool = False,
+    is_over: bool = False,
 ) -> Whose:
     """Determine whose a machine is. ``obj``: as the store has it now, None if it is gone; ``here``: what this node has
-    under its name; ``is_unplaced``: whether this node has to reserve something for it and does not."""
+    under its name; ``is_unplaced``: whether this node has to reserve something for it and does not; ``is_over``: if its
+    object is gone, whether the grace period is over."""
     if here is not None and here.is_moving:
         return Whose.MOVING
     if obj is None:
-        return Whose.SERVICE if here is not None and not here.uid else Whose.GONE
+        if here is not None and not here.uid:
+            return Whose.SERVICE
+        return Whose.ORPHANED if is_over else Whose.GONE
     view, holder = views.MachineView(obj), objects.holder_of(obj)
     if objects.was_taken_away(obj, node):
         return Whose.TAKEN
@@ -101,40 +133,52 @@ def whose(
         return Whose.FREE
     if vm is None:
         return Whose.INVALID
-    return Whose.OURS if vm.spec.running else Whose.RESTING
+    if not vm.spec.running:
+        return Whose.RESTING
+    is_own = here is not None and here.uid == obj["metadata"]["uid"]
+    return Whose.RESTARTING if is_own and here is not None and is_to_restart(vm, here) else Whose.OURS
 
 
 def read_situation(
-    store: Store, operations: MachineOperations, obj: Object, claims_of: Callable[[Object], Claims] = lambda obj: {}
+    store: Store,
+    operations: MachineOperations,
+    obj: Object,
+    claims_of: Callable[[Object], Claims] = lambda obj: {},
+    *,
+    is_over: bool = False,
 ) -> Situation:
     """Read the situation of a machine, by its object as it was last heard of, which may be older than its arrival on
-    this node; ``claims_of`` an object. Raises StoreError, NodeError."""
+    this node; ``claims_of`` an object; ``is_over``: as of ``whose``. Raises StoreError, NodeError."""
     key, uid, node = objects.key_of(obj), obj["metadata"]["uid"], operations.node_name
     here = operations.machines.get(key)
     now = objects.read_again(store, objects.KIND, key, uid)  # only now: it is written before its machine ceases to move
-    decoded = decode(obj if now is None else now)
-    vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
-    waits = now is not None and vm is not None and objects.holder_of(now) is None
-    is_unplaced = waits and vm is not None and now is not None and is_unreserved(store, node, now, vm)
-    of = whose(now, vm, node, here, is_unplaced=is_unplaced)
+    last = obj if now is None else now
+    decoded = decode(last)
+    vm = with_numa_node(decoded.object, last) if isinstance(decoded.object, VirtualMachine) else None
+    holder = None if now is None else objects.holder_of(now)
     machine = here if here is not None and (here.uid == uid or here.state is State.UNREADABLE) else None
-    state = State.ABSENT if machine is None else machine.state
-    if now is not None and objects.holder_of(now) == node:
+    state = machine.state if machine is not None else State.ABSENT if here is None else State.OTHER
+    if holder == node and now is not None:
         if here is None and _may_be_lost(operations, key):
             state = State.LOST
         elif foreign_pid(now, vm, node, here) is not None:
             state = State.FOREIGN
-    obj, claims = now or obj, claims_of(now) if now is not None and of is Whose.OURS else {}
-    return Situation(key, obj, vm, str(decoded.error or "it is unreadable"), machine, claims, of, state)
+    is_unplaced = now is not None and vm is not None and holder is None and is_unreserved(store, node, now, vm)
+    of = whose(now, vm, node, here, is_unplaced=is_unplaced, is_over=is_over)
+    seen = Situation(key, last, vm, machine, of, state, str(decoded.error or "it is unreadable"), holder == node)
+    if of is not Whose.OURS or vm is None:
+        return seen
+    claims = claims_of(last)
+    refs, waits = ready_claims(vm, claims, node, moved_here(last, node))
+    return replace(seen, is_unplaced=is_unreserved(store, node, last, vm), claims=claims, refs=refs, waits=waits)
 
 
 def request_situation(operations: MachineOperations, key: str) -> Situation:
     """Read the situation of a machine that was created through the service: the request is its object. Another one, or
     none, may have its name by now. Raises NodeError."""
     here = operations.machines.get(key)
-    of = whose(None, None, operations.node_name, here, is_unplaced=False)
     vm, state = (None, State.ABSENT) if here is None else (here.created_as, here.state)
-    return Situation(key, objects.reference(key, ""), vm, "", here, {}, of, state)
+    return Situation(key, objects.reference(key, ""), vm, here, whose(None, vm, operations.node_name, here), state)
 
 
 def is_to_begin(machine: MachineView | None) -> bool:
@@ -164,7 +208,7 @@ def take_object(store: Store, obj: Object, node: str) -> Object | None:
     """Make an object this node's that no node holds; None if it is gone or not to be taken by now. Raises Failed."""
 
     def taken(now: Object) -> Object | None:
-        if whose(now, None, node, None, is_unplaced=False) is not Whose.FREE:
+        if whose(now, None, node, None) is not Whose.FREE:
             return None
         metadata = now["metadata"]
         annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node}
@@ -198,3 +242,60 @@ def foreign_pid(obj: Object, vm: VirtualMachine | None, node: str, here: Machine
     if is_ours or (vm is not None and vm.spec.adopt is not None):
         return None
     return pid if qemu_uuid(pid) == run else None
+
+
+def is_to_restart(vm: VirtualMachine, machine: MachineView) -> bool:
+    """Whether the run of a machine is to be ended and another one begun: it was started with another request for that,
+    or with none."""
+    request = vm.metadata.annotations.get(meta.RESTART)
+    if request is None or not machine.runs or machine.is_paused or machine.adopted or machine.created_as is None:
+        return False
+    return request != machine.created_as.metadata.annotations.get(meta.RESTART)
+
+
+def with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
+    """With its memory from the NUMA node that it was placed on."""
+    start, numa = vm.spec.start, (held.get("status") or {}).get("numaNode")
+    if start is None or start.numa_node is not None or not isinstance(numa, int):
+        return vm
+    spec = vm.spec.model_copy(update={"start": start.model_copy(update={"numa_node": numa})})
+    return vm.model_copy(update={"spec": spec})
+
+
+def pending_changes(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
+    """What of the spec cannot change while the machine runs, and has."""
+    now, then = spec_of(vm), machine.started
+    if then is None or not machine.runs:
+        return []
+    pairs = {
+        "start.kernel": (now.kernel, then.kernel),
+        "start.initrd": (now.initrd, then.initrd),
+        "start.append": (now.append, then.append),
+        "start.disks": (now.disks, then.disks),
+        "start.cloudInit": (now.cloud_init, then.cloud_init),
+        "start.iommu": (now.iommu, then.iommu),
+        "start.firmware": ((now.firmware, now.secure_boot), (then.firmware, then.secure_boot)),
+        "start.tpm": (now.tpm, then.tpm),
+        "start.numaNode": (now.numa_node, then.numa_node),
+        "start.pinned": (now.pinned, then.pinned),
+        "start.pciWindow": (now.pci_window, then.pci_window),
+        "guestReports": (now.guest_reports, then.guest_reports),
+        "adopt": (now.adopt, then.adopt),
+        "nics": (now.nics, then.nics),
+        "cpu.min": (now.cpus.least, then.cpus.least),
+        "cpu.max": (now.cpus.most, then.cpus.most),
+        "memory.min": (now.memory.least, then.memory.least),
+        "memory.max": (now.memory.most, then.memory.most),
+        "memory.slotSize": (now.dimm_bytes, then.dimm_bytes),
+        "memory.hugePages": (now.huge_page_bytes, then.huge_page_bytes),
+        # If the spec does not say how many, there are spare ones, whatever claims come and go.
+        "pciSlots": (then.pci_slots if vm.spec.pci_slots is None else vm.spec.pci_slots, then.pci_slots),
+    }
+    changed = [name for name, (wanted, has) in pairs.items() if wanted != has]
+    if not changed:
+        return []
+    listed = ", ".join(changed[:_MAX_LISTED]) + (
+        f" and {len(changed) - _MAX_LISTED} more" * (len(changed) > _MAX_LISTED)
+    )
+    advice = f"devalloc restart vm/{vm.metadata.name}"
+    return [Outcome("RestartNeeded", f"changes of {listed} in its spec apply at its next start: {advice}")]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from devalloc.api import views
@@ -15,40 +16,38 @@ from devalloc.api.machine_reservation import start_refusal
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.scaling.health import ScalingReport
 from devalloc.store import Object, Store
-from devalloc_machines.qemu.rates import is_limited, of_running
-from devalloc_machines.qemu.records import PAUSED_ON_REQUEST, STANDING, MachineAmounts, MachineView, State
+from devalloc_machines.qemu.rates import is_limited
+from devalloc_machines.qemu.records import PAUSED_ON_REQUEST, STANDING, MachineView, State
 from devalloc_machines.qemu.resources import requested_in_spec
 from devalloc_machines.qemu.spec import locking_seconds, spec_of
 from devalloc_machines.service.operations import FIRMWARE_SECONDS, MachineOperations
 from devalloc_machines.vms import fencing, objects
 from devalloc_machines.vms import machine_claims as claimed
-from devalloc_machines.vms.claim_changes import ClaimChanges
-from devalloc_machines.vms.machine_claims import CALLER, WORK_SECONDS, Claims
+from devalloc_machines.vms.machine_claims import CALLER, WORK_SECONDS, ClaimChanges, Claims
 from devalloc_machines.vms.objects import Outcome, retry_delay
-from devalloc_machines.vms.readiness import ReportReader, finished_message, migratability, readiness
 from devalloc_machines.vms.scaling import (
     SCALE_SECONDS,
     RunnerControl,
     ScalingControl,
     amounts_of,
-    capped_by_permit,
     guest_amounts,
     hold_to_rates,
+    limit_to_spec,
     limited_to_permit,
     offer_cpu_control,
     scale_by_load,
+    scale_to_spec,
 )
 from devalloc_machines.vms.situation import (
     Situation,
     Whose,
     foreign_pid,
     is_to_begin,
-    is_unreserved,
+    pending_changes,
     read_situation,
     request_situation,
     take_object,
 )
-from devalloc_machines.vms.spec_changes import is_to_restart, pending_changes, with_numa_node
 from devalloc_machines.vms.start_refusals import (
     GIVEN_BACK,
     HOST_FILES,
@@ -58,17 +57,29 @@ from devalloc_machines.vms.start_refusals import (
     StartRefusals,
     start_refused,
 )
-from devalloc_node.claims.store_grants import moved_here
+from devalloc_machines.vms.status import (
+    ReportReader,
+    announce_amounts,
+    finished_message,
+    in_use,
+    migratability,
+    permit_by,
+    readiness,
+    status_of,
+    status_of_scaling,
+    write_ready,
+    write_status,
+)
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.model.grant import ClaimRef
 
 log = logging.getLogger(__name__)
 
+REMOVE_SECONDS = 90.0
+"""For removing a machine whose object is gone."""
 DISK_SECONDS = 0.3
 """After CPUs were let run again: what failed is repeated at once, and if that fails they stand still."""
-_AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
-"""What is scaled, in order, and the field of MachineAmounts for it."""
 _RUN = ("machineID", "pid")
 """Parts of the status that identify the run of a machine."""
 
@@ -140,15 +151,15 @@ class MachineReconciler:
         report = self._reports.report(machine.key, machine.id)
         return None if report is None else (report.status, report.message)
 
-    def keep(self, obj: Object, claims_of: Callable[[Object], Claims]) -> Outcome | None:
+    def keep(self, obj: Object, claims_of: Callable[[Object], Claims], *, is_over: bool = False) -> Outcome | None:
         """Do what is to be done now, and write the status; None if the object does not belong to this node any more.
 
         It does the step of the machine's situation (``STEPS``) and looks again, until nothing is left to do or
         something is in the way. What the loop has heard of the object may be older than its arrival on this node, and
-        would end its guest. Raises NodeError, StoreError.
+        would end its guest. ``is_over``: as of ``whose``. Raises NodeError, StoreError.
         """
         for _ in range(_MOST_STEPS):
-            now = read_situation(self._store, self._operations, obj, claims_of)
+            now = read_situation(self._store, self._operations, obj, claims_of, is_over=is_over)
             if now.whose is Whose.MOVING or now.vm is None or not now.vm.spec.running:
                 self.leave(now.key)
             elif now.vm.spec.scaling is None and self._scaling is not None:
@@ -156,7 +167,7 @@ class MachineReconciler:
             try:
                 outcome = step_for(now.whose, now.state)(self, now)
             except NodeError as error:
-                if now.whose in (Whose.MOVING, Whose.TAKEN):  # its status is not this node's
+                if now.whose in (Whose.MOVING, Whose.TAKEN, Whose.ORPHANED):  # its status is not this node's
                     raise
                 outcome = self._written(now, Outcome(error.code, error.message, retry_delay(error)))
             if outcome is not AGAIN:
@@ -194,13 +205,23 @@ class MachineReconciler:
     def say_ready(self, now: Situation) -> Outcome | None:
         """Say whether one that moves is ready; the rest is its migration's. Raises NodeError."""
         if now.machine is not None and (ready := readiness(now.vm, now.machine, self._reports)) is not None:
-            objects.write_ready(self._store, now.obj, self._operations.node_name, now.machine.id, ready)
+            write_ready(self._store, now.obj, self._operations.node_name, now.machine.id, ready)
         return Outcome()
 
     def end_taken(self, now: Situation) -> Outcome | None:
         """End at once what was taken away from this node. Raises NodeError."""
         fencing.settle_machine(self._store, self._operations, now.obj)
         return AGAIN
+
+    def remove(self, now: Situation) -> Outcome | None:
+        """Remove a machine whose object is gone for good. Raises NodeError."""
+        is_adopted = now.machine is not None and now.machine.adopted
+        log.warning("removing machine %s (uid %s): its VirtualMachine was deleted", now.key, now.uid)
+        self.leave(now.key)
+        due = Deadline.after(REMOVE_SECONDS)
+        with self._aside():
+            self._operations.delete(now.key, None, due, owner=now.uid, force=not is_adopted, caller="reconcile")
+        return None
 
     def await_room(self, now: Situation) -> Outcome | None:
         """Say what it waits for; its status is the allocator's until then."""
@@ -219,8 +240,7 @@ class MachineReconciler:
         """Record its machine again after a journal was lost, or an older one restored: it runs without a record. Raises
         Denied (``MachineRuns``) if that is another run than the one in the object's status."""
         run = now.obj.get("status", {}).get("machineID", "")
-        vm = None if now.vm is None else with_numa_node(now.vm, now.obj)  # as it was started
-        self._operations.machines.take_up(now.key, vm, run, Deadline.after(WORK_SECONDS))
+        self._operations.machines.take_up(now.key, now.vm, run, Deadline.after(WORK_SECONDS))
         return AGAIN
 
     def refuse_foreign(self, now: Situation) -> Outcome | None:
@@ -233,58 +253,59 @@ class MachineReconciler:
             retryable=True,
         )
 
+    def refuse_name(self, now: Situation) -> Outcome | None:
+        """Raise Denied (``MachineExists``)."""
+        raise self._operations.name_taken(now.key)
+
     def say_invalid(self, now: Situation) -> Outcome | None:
         """Say why the object cannot be read."""
         return self._written(now, Outcome("MachineInvalid", now.problem))
 
     def start(self, now: Situation) -> Outcome | None:
         """Start a machine that does not run, or finish its start. Raises NodeError."""
-        vm, refs, waits = self._claimed(now)
-        machine = self._own_machine(now)
-        if machine is not None and machine.runs and not machine.is_paused:  # it was started since
-            return AGAIN
-        self._claims.settle(now, vm)
-        obstacle = self._begin(vm, now, refs, machine, waits)
+        assert now.vm is not None
+        self._claims.settle(now.obj, now.vm, now.claims)
+        self.leave(now.key)
+        obstacle = now.waits or self._over(now) or self._too_early(now, now.vm) or self._begin(now, now.vm)
         return AGAIN if obstacle is None else self._written(now, obstacle)
+
+    def end_run(self, now: Situation) -> Outcome | None:
+        """End a run, so that another one begins: it keeps its claims and its room. If the plugin is killed in between,
+        it is started all the same. Raises NodeError."""
+        self.leave(now.key)
+        self._power_down(now)
+        self._backoff.forget(now.key)
+        return AGAIN
 
     def care(self, now: Situation) -> Outcome | None:
         """Bring a machine that runs nearer to its object. Raises NodeError."""
-        vm, refs, waits = self._claimed(now)
-        key, held, claims = now.key, now.obj, now.claims
-        machine = self._own_machine(now)
-        if machine is None or not machine.runs or machine.is_paused:  # it has ended since
-            return AGAIN
-        if is_to_restart(vm, machine):
-            # It keeps its claims and its room. If the plugin is killed in between, it is started all the same.
-            self.leave(key)
-            self._power_down(now, machine)
-            self._backoff.forget(key)
-            return AGAIN
-        left = self._claims.settle(now, vm)
-        if (
-            vm.spec.guest_reports
-            and self._reports is not None
-            and (message := finished_message(held, machine.id)) is not None
-        ):
+        key, vm, machine = now.key, now.vm, now.machine
+        assert vm is not None
+        assert machine is not None
+        is_silent = machine.state is State.SILENT
+        left = self._claims.settle(now.obj, vm, now.claims)
+        message = finished_message(now.obj, machine.id) if vm.spec.guest_reports else None
+        if message is not None and self._reports is not None:
             self._reports.restore(key, machine.id, message)
-        if vm.spec.paused and machine.phase == "Running":
+        if vm.spec.paused and machine.is_active:
             return self._written(now, self._pause(machine))
         if machine.reason == PAUSED_ON_REQUEST:
-            machine = self._resume(machine)
+            self._operations.go_on(key, Deadline.after(SCALE_SECONDS), owner=machine.uid, caller=CALLER)
+            machine = self._operations.machine(key)
         if self.scaling(key) is None:  # else its load says what it should have
             self._operations.want(key, requested_in_spec(spec_of(vm)))
-        problems = left + (self._claims.match(vm, refs, claims) if machine.phase != "Unknown" else [])
-        problems += self._resize(vm, held, self._operations.machine(key))
-        if objects.reserved_entries(held, self._operations.node_name) and self._is_unplaced(held, vm):
-            problems.append(_shortage(held))
+        problems = [Outcome(machine.reason, machine.message)] if is_silent or machine.reason in STANDING else []
+        problems += left
+        if not is_silent:
+            problems += self._claims.match(vm, now.refs, now.claims)
+        problems += self._resize(now, vm, self._operations.machine(key))
+        if now.is_unplaced and objects.reserved_entries(now.obj, self._operations.node_name):
+            problems.append(_shortage(now.obj))
         problems += offer_cpu_control(self._runners, vm, self._operations.machine(key))
-        problems += self._limit(vm, held, self._operations.machine(key))
+        problems += limit_to_spec(self._operations, vm, is_admitted=not now.is_unplaced)
         if machine.reason == "DiskFailed" and not machine.adopted:
-            problems += self._go_on(machine, vm.metadata.uid or "")
-        if machine.reason and (machine.phase == "Unknown" or machine.reason in STANDING):
-            problems.insert(0, Outcome(machine.reason, machine.message))
-        if waits is not None:
-            problems.append(waits)
+            problems += self._go_on(machine)
+        problems += [] if now.waits is None else [now.waits]
         problems += pending_changes(vm, machine)
         if not problems:
             return self._written(now, Outcome())
@@ -293,63 +314,52 @@ class MachineReconciler:
 
     def rest(self, now: Situation) -> Outcome | None:
         """Stop it, and unprepare its claims. Raises NodeError."""
-        vm, key = now.vm, now.key
-        machine = self._own_machine(now)
-        if vm is None or machine is None:
-            return self._written(now, Outcome(at_rest=True))
-        # One that ended is noted as stopped, so that it may be started again when that is wanted.
-        if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
-            self._power_down(now, machine, force=not machine.adopted)
-        self._operations.give_back(key, Deadline.after(WORK_SECONDS), owner=machine.uid, caller=CALLER)
+        if (machine := now.machine) is not None:
+            # One that ended is noted as stopped, so that it may be started again when that is wanted.
+            if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
+                self._power_down(now, force=not machine.adopted)
+            self._operations.give_back(now.key, Deadline.after(WORK_SECONDS), owner=machine.uid, caller=CALLER)
         return self._written(now, Outcome(at_rest=True))
 
     def undo(self, now: Situation) -> Outcome | None:
         """Remove everything of a machine that is deleted or belongs to another node now. If that fails, this node still
         holds the object. Raises NodeError."""
-        obj, vm, key, uid = now.obj, now.vm, now.key, now.obj["metadata"]["uid"]
-        is_held = objects.holder_of(obj) == self._operations.node_name
+        key = now.key
         self.leave(key)
         if (machine := now.machine) is not None:
-            patience = self._patience(obj, vm)
+            patience = _patience(now)
             due = Deadline.after(WORK_SECONDS + patience)
-            self._tell_stopping(obj, vm, machine)
+            self._tell_stopping(now, machine)
             with self._aside():
-                self._operations.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
-        elif is_held:
+                self._operations.delete(key, patience, due, owner=now.uid, force=not machine.adopted, caller=CALLER)
+        elif now.is_held:
             self._operations.machines.remove_remains(key, Deadline.after(WORK_SECONDS))
-        self._free(obj)
-        self._backoff.forget(key)
-        self._refusals.forget(key)
-        self._claims.forget(key)
-        if now.whose is Whose.ELSEWHERE and is_held:
-            ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
-            objects.write_status(self._store, obj, ended, at_rest=True, ready=readiness(vm, None, self._reports))
-        objects.release_object(self._store, obj, self._operations.node_name)
+        self._free(now)
+        for memory in (self._backoff, self._refusals, self._claims):
+            memory.forget(key)
+        if now.whose is Whose.ELSEWHERE and now.is_held:
+            self._tell(now, None, at_rest=True)  # the other node may not be there to tell
+        objects.release_object(self._store, now.obj, self._operations.node_name)
         return None
 
     def leave_node(self, now: Situation) -> Outcome | None:
         """Stop a machine that was evicted, and unprepare its claims. Its UEFI variables and TPM stay, in case it comes
         back; they are removed when it is on another node. If that fails, this node still holds the object. Raises
         NodeError."""
-        obj, vm, key, uid = now.obj, now.vm, now.key, now.obj["metadata"]["uid"]
-        self.leave(key)
-        ended = None
-        if (machine := now.machine) is not None and machine.uid == uid:
-            ended = None if vm is None else self._over(vm, machine)
-            if machine.runs or (ended is None and machine.reason != "StoppedOnRequest"):
-                self._power_down(now, machine)
-            self._operations.give_back(key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
-        self._free(obj)
-        if objects.holder_of(obj) != self._operations.node_name:
+        self.leave(now.key)
+        over = None
+        if (machine := now.machine) is not None and machine.uid == now.uid:
+            over = self._over(now)
+            if machine.runs or (over is None and machine.reason != "StoppedOnRequest"):
+                self._power_down(now)
+            self._operations.give_back(now.key, Deadline.after(WORK_SECONDS), owner=now.uid, caller=CALLER)
+        self._free(now)
+        if not now.is_held:
             return None
-        rests = vm is not None and (ended is not None or not vm.spec.running)
-        machine = self._operations.machines.get(key) if rests else None  # one that is to run waits for another node
-        reason, message = (machine.reason, machine.message) if machine is not None else ("", "")
-        status = objects.status_of(vm, machine, [], reason, message)
-        objects.write_status(
-            self._store, obj, status, at_rest=True, ready=readiness(vm, machine, self._reports, (reason, message))
-        )
-        objects.release_object(self._store, obj, self._operations.node_name)
+        rests = now.vm is not None and (over is not None or not now.vm.spec.running)
+        ended = self._operations.machines.get(now.key) if rests else None  # one that is to run waits for another node
+        self._tell(now, ended, ("", "") if ended is None else (ended.reason, ended.message), at_rest=True)
+        objects.release_object(self._store, now.obj, self._operations.node_name)
         return None
 
     def begin_again(self, now: Situation) -> Outcome | None:
@@ -417,104 +427,62 @@ class MachineReconciler:
 
     # What steps consist of.
 
-    def _claimed(self, now: Situation) -> tuple[VirtualMachine, list[ClaimRef], Outcome | None]:
-        """What the object says, with what was reserved for it; its claims that are ready; and what those wait for that
-        are not."""
-        assert now.vm is not None
-        vm, node = with_numa_node(now.vm, now.obj), self._operations.node_name
-        refs, waits = claimed.ready_claims(vm, now.claims, node, moved_here(now.obj, node))
-        return vm, refs, waits
-
-    def _begin(
-        self,
-        vm: VirtualMachine,
-        now: Situation,
-        refs: list[ClaimRef],
-        machine: MachineView | None,
-        waits: Outcome | None,
-    ) -> Outcome | None:
-        """Start a machine that does not run, or finish its start; what is in the way. ``waits``: claims that are not
-        ready. Raises NodeError."""
-        key, held = now.key, now.obj
-        self.leave(key)
-        if waits is not None:
-            return waits
-        if machine is not None and (over := self._over(vm, machine)) is not None:
-            return over
-        if (early := self._too_early(vm, machine)) is not None:
-            return early
+    def _begin(self, now: Situation, vm: VirtualMachine) -> Outcome | None:
+        """Start a machine, or finish its start. Returns what is in the way if no room is reserved for it, if it is
+        something of the host, which causes no event when it changes, or if its room is given back because of it. Raises
+        NodeError."""
+        key, generation = now.key, vm.metadata.generation
         needs = self._needs(vm, now.claims)
-        if (refused := self._start_refused(vm, held, needs)) is not None:
+        if (refused := self._start_refused(now, needs)) is not None:
             return refused
-        if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
-            return Outcome("NotPlaced", objects.why_not_admitted(held))
-        begins = vm if self._scaling is None else limited_to_permit(vm, held)
+        if not self._may_grow(now, vm):
+            return Outcome("NotPlaced", objects.why_not_admitted(now.obj))
+        begins = vm if self._scaling is None else limited_to_permit(vm, now.obj)
         # Its firmware gives devices addresses before it counts as running; one that was cut off in that is waited
         # for first, and perhaps started again.
-        rounds = 2 if machine is not None and machine.is_paused else 1
-        firmware = rounds * FIRMWARE_SECONDS if refs else 0.0
+        rounds = 2 if now.state is State.CUT_OFF else 1
+        firmware = rounds * FIRMWARE_SECONDS if now.refs else 0.0
         due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
-        if (missing := self._create(begins, held, refs, needs, due)) is not None:
-            return missing
-        self._backoff.begun(key, vm.metadata.generation)
-        return None
-
-    def _create(
-        self, vm: VirtualMachine, held: Object, refs: list[ClaimRef], needs: Needs, deadline: Deadline
-    ) -> Outcome | None:
-        """Start it. Returns what is in the way if that is something of the host, which causes no event when it changes,
-        or if its room is given back because of it. Raises NodeError."""
-        key, generation = "/".join(vm.key), vm.metadata.generation
         try:
-            self._operations.create(vm, refs, deadline, caller=CALLER)
+            self._operations.create(begins, now.refs, due, caller=CALLER)
         except NodeError as error:
             gives_back = self._refusals.gives_back(key, generation, error, needs.current)
             outcome = Outcome(error.code, error.message, retry_delay(error), is_unchanged=needs.is_unchanged)
-            if gives_back and objects.reserved_entries(held, self._operations.node_name) and self._is_gone(key, vm):
-                refused = start_refused(error, generation)
+            if gives_back and objects.reserved_entries(now.obj, self._operations.node_name) and self._is_gone(key, vm):
                 message = f"{error.message}; {GIVEN_BACK}"
-                return replace(outcome, message=message, after=SOON_SECONDS, at_rest=True, refused=refused)
+                refused_by = start_refused(error, generation)
+                return replace(outcome, message=message, after=SOON_SECONDS, at_rest=True, refused=refused_by)
             if error.code not in HOST_FILES:
                 raise
             return outcome
         self._refusals.forget(key)
+        self._backoff.begun(key, generation)
         return None
 
-    def _power_down(self, now: Situation, machine: MachineView, *, force: bool = True) -> None:
-        """Have its guest power down, within the time of its spec as it is now. Raises NodeError."""
-        patience = self._patience(now.obj, now.vm)
-        due = Deadline.after(WORK_SECONDS + patience)
-        self._tell_stopping(now.obj, now.vm, machine)
-        with self._aside():
-            self._operations.stop(now.key, patience, due, owner=machine.uid, force=force, caller=CALLER)
-
-    def _pause(self, machine: MachineView) -> Outcome:
-        """Have its CPUs stand still. Meanwhile nothing else of it changes. Raises NodeError."""
-        self.leave(machine.key)
-        if machine.state is not State.HALTED or machine.reason == "CpusStopped":
-            self._operations.pause(machine.key, Deadline.after(SCALE_SECONDS), owner=machine.uid, caller=CALLER)
-            machine = self._operations.machine(machine.key)
-        return Outcome(machine.reason, machine.message)
-
-    def _resume(self, machine: MachineView) -> MachineView:
-        """Have its CPUs run again. Raises NodeError."""
-        self._operations.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=machine.uid, caller=CALLER)
-        return self._operations.machine(machine.key)
-
-    def _is_gone(self, key: str, vm: VirtualMachine) -> bool:
-        """Whether it is certain that nothing of it runs here."""
-        machine = self._operations.machines.get(key)
-        if vm.spec.adopt is not None or self._operations.machines.lost(key) is not None:
-            return False
-        return machine is None or not (machine.runs or machine.is_paused or machine.phase == "Unknown")
-
-    def _start_refused(self, vm: VirtualMachine, held: Object, needs: Needs) -> Outcome | None:
-        """Why a machine whose room was given back is not tried again yet; None if it may be, or if nothing was."""
-        if not (condition := start_refusal(held)):
+    def _over(self, now: Situation) -> Outcome | None:
+        """Why a machine that ran is not started again."""
+        vm, machine = now.vm, now.machine
+        if vm is None or machine is None or vm.spec.restart_policy == "Always" or machine.adopted:
             return None
-        if not objects.reserved_entries(held, self._operations.node_name) and not self._is_unplaced(held, vm):
+        if machine.state in (State.CUT_OFF, State.FAILED) or machine.reason in ("", "StoppedOnRequest"):
+            return None
+        return Outcome(machine.reason, machine.message, at_rest=True)
+
+    def _too_early(self, now: Situation, vm: VirtualMachine) -> Outcome | None:
+        """The pause before the next start of a machine that ends again and again; None if it may start."""
+        machine = now.machine
+        if machine is None or machine.is_paused or not (left := self._backoff.left(now.key, vm.metadata.generation)):
+            return None
+        why = machine.message or "it ended"
+        return Outcome(machine.reason or "MachineEnded", f"{why}; it restarts in {left:.0f} s", left)
+
+    def _start_refused(self, now: Situation, needs: Needs) -> Outcome | None:
+        """Why a machine whose room was given back is not tried again yet; None if it may be, or if nothing was."""
+        if not (condition := start_refusal(now.obj)):
+            return None
+        if not objects.reserved_entries(now.obj, self._operations.node_name) and not now.is_unplaced:
             return None  # this node does not publish what it has any more, and admits it
-        if not (left := self._refusals.pause("/".join(vm.key), condition, needs.current)):
+        if not (left := self._refusals.pause(now.key, condition, needs.current)):
             return None
         code, message = str(condition.get("reason")), f"{condition.get('message')}; {GIVEN_BACK}"
         return Outcome(code, message, left, is_unchanged=needs.is_unchanged, refused=condition)
@@ -524,69 +492,65 @@ class MachineReconciler:
         devices = [repr(views.ClaimView(claims[name]).entries) for name in sorted(claims)]
         return Needs(lambda: machines.host_files(spec), (self.device_changes, *devices))
 
-    def _patience(self, obj: Object, vm: VirtualMachine | None) -> float:
-        """Return the seconds that its guest gets to power down: 0 if this node does not hold it, as another one may run
-        it by now, with the same disks."""
-        if objects.holder_of(obj) != self._operations.node_name:
-            return 0.0
-        return float(vm.spec.powerdown_seconds) if vm is not None else 30.0
+    def _is_gone(self, key: str, vm: VirtualMachine) -> bool:
+        """Whether it is certain that nothing of it runs here."""
+        machine = self._operations.machines.get(key)
+        if vm.spec.adopt is not None or self._operations.machines.lost(key) is not None:
+            return False
+        return machine is None or not machine.runs
 
-    def _free(self, obj: Object) -> None:
-        """Unprepare claims of the object that are in no machine: a start may have ended before it attached them."""
-        if objects.holder_of(obj) == self._operations.node_name:
-            claimed.unprepare_unplugged(self._operations, obj)
-
-    # Within.
-
-    def _own_machine(self, now: Situation) -> MachineView | None:
-        """The object's machine. Raises Denied (``MachineExists``) if another one has its name."""
-        machine = self._operations.machines.get(now.key)
-        if machine is not None and machine.uid != now.obj["metadata"]["uid"]:
-            raise self._operations.name_taken(now.key)
-        return machine
-
-    def _over(self, vm: VirtualMachine, machine: MachineView) -> Outcome | None:
-        """Why a machine that ran is not started again."""
-        if vm.spec.restart_policy == "Always" or machine.is_paused or machine.adopted:
-            return None
-        if machine.phase == "Failed" or machine.reason in ("", "StoppedOnRequest"):
-            return None
-        return Outcome(machine.reason, machine.message, at_rest=True)
-
-    def _is_unplaced(self, obj: Object, vm: VirtualMachine) -> bool:
-        """Whether it must wait until this node reserves something for it."""
-        return is_unreserved(self._store, self._operations.node_name, obj, vm)
-
-    def _is_announced(self, held: Object, vm: VirtualMachine) -> bool:
+    def _is_announced(self, now: Situation, vm: VirtualMachine) -> bool:
         """Whether what it is about to have counts from now on. If this node reserves something for it, it must: as soon
         as the object asks for less, others get the rest."""
         node = self._operations.node_name
-        if not objects.reserved_entries(held, node):
+        if not objects.reserved_entries(now.obj, node):
             return True
-        return objects.announce_amounts(self._store, held, node, vm.spec, requested_in_spec(spec_of(vm)))
+        return announce_amounts(self._store, now.obj, node, vm.spec, requested_in_spec(spec_of(vm)))
 
-    def _too_early(self, vm: VirtualMachine, machine: MachineView | None) -> Outcome | None:
-        """The pause before the next start of a machine that ends again and again; None if it may start."""
-        if machine is None or machine.is_paused:
-            return None
-        if not (left := self._backoff.left("/".join(vm.key), vm.metadata.generation)):
-            return None
-        why = machine.message or "it ended"
-        return Outcome(machine.reason or "MachineEnded", f"{why}; it restarts in {left:.0f} s", left)
+    def _may_grow(self, now: Situation, vm: VirtualMachine) -> bool:
+        """Whether it may have more than it has: its node has room for it, and what it is about to have counts."""
+        return not now.is_unplaced and self._is_announced(now, vm)
 
-    def _resize(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
+    def _power_down(self, now: Situation, *, force: bool = True) -> None:
+        """Have its guest power down, within the time of its spec as it is now. Raises NodeError."""
+        patience = _patience(now)
+        due = Deadline.after(WORK_SECONDS + patience)
+        if now.machine is not None:
+            self._tell_stopping(now, now.machine)
+        with self._aside():
+            self._operations.stop(now.key, patience, due, owner=now.uid, force=force, caller=CALLER)
+
+    def _free(self, now: Situation) -> None:
+        """Unprepare claims of the object that are in no machine: a start may have ended before it attached them."""
+        if now.is_held:
+            claimed.unprepare_unplugged(self._operations, now.obj)
+
+    def _pause(self, machine: MachineView) -> Outcome:
+        """Have its CPUs stand still. Meanwhile nothing else of it changes. Raises NodeError."""
+        self.leave(machine.key)
+        if machine.state is not State.HALTED or machine.reason == "CpusStopped":
+            self._operations.pause(machine.key, Deadline.after(SCALE_SECONDS), owner=machine.uid, caller=CALLER)
+            machine = self._operations.machine(machine.key)
+        return Outcome(machine.reason, machine.message)
+
+    def _resize(self, now: Situation, vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
         """Scale it to what its spec says, or to what its guest needs; why it does not have that yet."""
-        if vm.spec.scaling is None:
-            return self._scale(vm, held, machine)
-        if self._scaling is None:
-            why = "its spec asks for scaling by load, but this node does not scale (--scaling)"
-            has = "it has what cpu and memory specify, within its permit"
-            return [*self._scale(vm, held, machine), Outcome("ScalingOff", f"{why}; {has}")]
-        if machine.phase != "Running":
-            if machine.phase != "Unknown":  # a QEMU that is silent for a moment is no other machine afterwards
-                self.leave(machine.key)
-            return []
-        return scale_by_load(self._scaling, self._operations, vm, machine, objects.runner_pod(held))
+        if vm.spec.scaling is None or self._scaling is None:
+            is_controlled = vm.spec.runner is not None and self._runners is not None
+            may_grow = partial(self._may_grow, now, vm)
+            problems, is_short = scale_to_spec(self._operations, vm, now.obj, may_grow, is_controlled=is_controlled)
+            if is_short and not objects.reserved_entries(now.obj, self._operations.node_name):
+                problems.append(_shortage(now.obj))
+            if vm.spec.scaling is not None:
+                why = "its spec asks for scaling by load, but this node does not scale (--scaling)"
+                has = "it has what cpu and memory specify, within its permit"
+                problems.append(Outcome("ScalingOff", f"{why}; {has}"))
+            return problems
+        if machine.is_active:
+            return scale_by_load(self._scaling, self._operations, vm, machine, objects.runner_pod(now.obj))
+        if machine.state is not State.SILENT:  # a QEMU that is silent for a moment is no other machine afterwards
+            self.leave(machine.key)
+        return []
 
     def leave(self, key: str) -> None:
         """Stop scaling it."""
@@ -594,104 +558,71 @@ class MachineReconciler:
             if others is not None:
                 others.drop(key)
 
-    def _scale(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
-        """Scale each amount on its own, to no more than its node reserves for it; what did not work."""
-        if machine.phase != "Running":
-            return []
-        key, uid = machine.key, machine.uid
-        problems = []
-        requested, is_kept = requested_in_spec(spec_of(vm)), True
-        if vm.spec.scaling is not None and (permit := objects.permit_of(held, machine.id)) is not None:
-            requested = capped_by_permit(requested, machine.observed, permit)  # no agent asks for more of it now
-        ours = dict(_AMOUNTS)
-        if vm.spec.runner is not None and self._runners is not None:
-            del ours["cpu"]  # its controller decides that
-        if any(_is_more(requested, machine.observed, name) for name in ours.values()):
-            is_kept = not self._is_unplaced(held, vm) and self._is_announced(held, vm)
-        for what, name in ours.items():
-            wanted = getattr(requested, name)
-            # As it is now: with the number of vCPUs changes what they may use together.
-            observed = self._operations.machine(key).observed
-            if getattr(observed, name) in (None, wanted) or (not is_kept and _is_more(requested, observed, name)):
-                continue
-            try:
-                self._operations.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
-            except NodeError as error:
-                problems.append(Outcome(error.code, error.message))
-        if not is_kept and not objects.reserved_entries(held, self._operations.node_name):
-            problems.append(_shortage(held))
-        return problems
-
-    def _limit(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
-        """Limit it to the rates of its spec; if its node has no room for a rate, to the rate that it had."""
-        running, now = machine.started, spec_of(vm)
-        if machine.phase != "Running" or running is None:
-            return []
-        if not any(map(is_limited, (running.rates, machine.rates, now.rates))):
-            return []
-        wanted = of_running(running, now, machine.rates, is_admitted=not self._is_unplaced(held, vm))
-        return hold_to_rates(self._operations, machine, wanted)
-
-    def _go_on(self, machine: MachineView, uid: str) -> list[Outcome]:
+    def _go_on(self, machine: MachineView) -> list[Outcome]:
         """Let its CPUs run after its disk failed. If the disk still fails, they stop again at once."""
         try:
-            self._operations.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
+            self._operations.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=machine.uid, caller=CALLER)
             with self._aside():  # one full file system stops many machines at once
                 time.sleep(DISK_SECONDS)
         except NodeError as error:
             return [Outcome(error.code, error.message)]
         return []
 
-    def _tell_stopping(self, obj: Object, vm: VirtualMachine | None, machine: MachineView) -> None:
+    # Status.
+
+    def _tell(
+        self, now: Situation, machine: MachineView | None, why: tuple[str, str] = ("", ""), *, at_rest: bool = False
+    ) -> None:
+        """Write how a machine is that ends here. ``why``, as a code and a message; ``at_rest``: as of ``Outcome``."""
+        status = status_of(now.vm, machine, self._operations.claims.plugs(now.key), *why)
+        write_status(
+            self._store, now.obj, status, ready=readiness(now.vm, machine, self._reports, why), at_rest=at_rest
+        )
+
+    def _tell_stopping(self, now: Situation, machine: MachineView) -> None:
         """Write that it stops, before its guest gets its time to power down. If that cannot be written, it stops all
         the same."""
-        if machine.runs and not machine.adopted and objects.holder_of(obj) == self._operations.node_name:
+        if machine.runs and not machine.adopted and now.is_held:
             stopping = machine if machine.is_paused else replace(machine, state=State.STOPPING, is_silent=False)
             with suppress(NodeError):
-                status = objects.status_of(vm, stopping, self._operations.claims.plugs(machine.key), "", "")
-                objects.write_status(self._store, obj, status, ready=readiness(vm, stopping, self._reports))
+                self._tell(now, stopping)
 
     def _written(self, now: Situation, outcome: Outcome) -> Outcome:
         """Write its status; the outcome with what was written."""
-        obj, vm, key, uid = now.obj, now.vm, now.key, now.obj["metadata"]["uid"]
-        machine = self._operations.machines.get(key)
-        if machine is not None and machine.uid != uid:
-            machine = None
+        obj, vm, key, machines = now.obj, now.vm, now.key, self._operations.machines
+        here = machines.get(key)
+        machine = here if here is not None and here.uid == now.uid else None
+        is_active = machine is not None and machine.is_active
         plugs = [] if machine is None else self._operations.claims.plugs(key)
         reason, message = outcome.reason, outcome.message
-        if machine is not None and not reason and machine.phase != "Running":
+        if machine is not None and not reason and not is_active:
             reason, message = machine.reason, machine.message
-        is_asked = bool(plugs) and machine is not None and machine.phase == "Running"
-        addresses = self._operations.machines.guest_addresses(key) if is_asked else {}
-        status = objects.status_of(vm, machine, plugs, reason, message, addresses)
-        if (report := self.scaling(objects.key_of(obj))) is not None and self._scaling is not None:
-            status |= objects.status_of_scaling(amounts_of(report.wanted), guest_amounts(report))
+        addresses = machines.guest_addresses(key) if plugs and is_active else {}
+        status = status_of(vm, machine, plugs, reason, message, addresses)
+        if (report := self.scaling(key)) is not None and self._scaling is not None:
+            status |= status_of_scaling(amounts_of(report.wanted), guest_amounts(report))
             status.pop("permitted", None)  # the server of permits writes that
             who = self._scaling.settings
             if who.asks_pods and report.permitted is not None and machine is not None:  # another program's does not
-                status["permitted"] = objects.permit_by(who.url, amounts_of(report.permitted), machine.id)
-        is_lost = machine is None and self._operations.machines.lost(key) is not None
-        pid = foreign_pid(obj, vm, self._operations.node_name, self._operations.machines.get(key))
-        if is_foreign := pid is not None:  # also one that is lost: whatever an older record of it says, it runs
+                status["permitted"] = permit_by(who.url, amounts_of(report.permitted), machine.id)
+        is_lost = machine is None and machines.lost(key) is not None
+        is_foreign = foreign_pid(obj, vm, self._operations.node_name, here) is not None
+        if is_foreign:  # also one that is lost: whatever an older record of it says, it runs
             status["phase"] = "Unknown"
+        if is_lost or is_foreign:  # it is to be known again by what it was
+            status |= {name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}
         is_new = status["phase"] == "Paused" and (obj.get("status") or {}).get("phase") != "Paused"
         if is_new and reason != PAUSED_ON_REQUEST:
             log.warning("machine %s stands still: %s: %s", key, reason, message)
-        if is_lost or is_foreign:  # it is to be known again by what it was
-            status |= {name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}
-        at_rest = outcome.at_rest and (machine is None or not machine.runs)
         is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None
-        uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
-        ready = readiness(vm, machine, self._reports, (status.get("reason", ""), status.get("message", "")))
-        movable = self._migratability(obj, vm, machine)
-        written = objects.write_status(
+        written = write_status(
             self._store,
             obj,
             status,
-            at_rest=at_rest,
-            uses=uses,
-            ready=ready,
-            movable=movable,
+            at_rest=outcome.at_rest and (machine is None or not machine.runs),
+            uses=in_use(machine) if is_alone and machine is not None and is_active else None,
+            ready=readiness(vm, machine, self._reports, (status.get("reason", ""), status.get("message", ""))),
+            movable=self._migratability(obj, vm, machine),
             refused=outcome.refused,
         )
         return replace(outcome, written=written)
@@ -702,45 +633,55 @@ class MachineReconciler:
         """Whether it could move to another node now."""
         if machine is None or not machine.runs:
             return None
-        obstacle = self._operations.machines.why_not_movable(machine.key) if machine.phase == "Running" else None
-        pending = [] if vm is None else pending_changes(with_numa_node(vm, obj), machine)
+        obstacle = self._operations.machines.why_not_movable(machine.key) if machine.is_active else None
+        pending = [] if vm is None else pending_changes(vm, machine)
         before = views.MachineView(obj).condition(LIVE_MIGRATABLE)
         return migratability(machine, obstacle, "; ".join(one.message for one in pending), before)
+
+
+def _patience(now: Situation) -> float:
+    """Return the seconds that its guest gets to power down: 0 if this node does not hold it, as another one may run it
+    by now, with the same disks."""
+    if not now.is_held:
+        return 0.0
+    return float(now.vm.spec.powerdown_seconds) if now.vm is not None else 30.0
 
 
 def _shortage(held: Object) -> Outcome:
     return Outcome("NoRoomToGrow", f"it keeps what it has: {objects.why_not_admitted(held)}")
 
 
-def _is_more(requested: MachineAmounts, observed: MachineAmounts, name: str) -> bool:
-    has = getattr(observed, name)
-    return has is not None and getattr(requested, name) > has
-
-
 Step = Callable[[MachineReconciler, Situation], Outcome | None]
 """What is done for a machine in one situation."""
-_BY_PROCESS: dict[tuple[Whose, State | None], Step] = {
-    pair: step
-    for whose in (Whose.EVICTED, Whose.DELETED, Whose.ELSEWHERE, Whose.INVALID, Whose.OURS, Whose.RESTING)
-    for pair, step in (
-        ((whose, State.LOST), MachineReconciler.take_up),
-        ((whose, State.FOREIGN), MachineReconciler.refuse_foreign),
-    )
-}
+
+
+def _rows(whose: Whose, step: Step, *states: State | None) -> dict[tuple[Whose, State | None], Step]:
+    return {(whose, state): step for state in states}
+
+
+_ENDED = State.STARTING, State.CUT_OFF, State.ENDED, State.STOPPED, State.FAILED
+"""States of a machine that is to be started, or whose start is to be finished."""
+_LIVING = State.INCOMING, State.RUNNING, State.HALTED, State.SILENT, State.STOPPING
 STEPS: Mapping[tuple[Whose, State | None], Step] = {
-    **_BY_PROCESS,
-    **dict.fromkeys(
-        [(Whose.SERVICE, of) for of in (State.STARTING, State.CUT_OFF, State.ENDED, State.STOPPED, State.FAILED)],
-        MachineReconciler.begin_again,
-    ),
-    (Whose.SERVICE, State.RUNNING): MachineReconciler.care_for_request,
-    (Whose.SERVICE, State.HALTED): MachineReconciler.care_for_request,
+    **_rows(Whose.SERVICE, MachineReconciler.begin_again, *_ENDED),
+    **_rows(Whose.SERVICE, MachineReconciler.care_for_request, State.RUNNING, State.HALTED),
     (Whose.SERVICE, State.SILENT): MachineReconciler.let_be,
     (Whose.SERVICE, None): MachineReconciler.let_go,
     (Whose.MOVING, None): MachineReconciler.say_ready,
     (Whose.GONE, State.ABSENT): MachineReconciler.let_go,
     (Whose.GONE, None): MachineReconciler.let_be,
+    (Whose.ORPHANED, State.ABSENT): MachineReconciler.let_go,
+    **_rows(Whose.ORPHANED, MachineReconciler.let_be, State.OTHER, State.UNREADABLE),
+    (Whose.ORPHANED, None): MachineReconciler.remove,
     (Whose.TAKEN, None): MachineReconciler.end_taken,
+    **{
+        (whose, state): step
+        for whose in (Whose.EVICTED, Whose.DELETED, Whose.ELSEWHERE, Whose.INVALID, Whose.OURS, Whose.RESTING)
+        for state, step in (
+            (State.LOST, MachineReconciler.take_up),
+            (State.FOREIGN, MachineReconciler.refuse_foreign),
+        )
+    },
     (Whose.EVICTED, None): MachineReconciler.leave_node,
     (Whose.DELETED, None): MachineReconciler.undo,
     (Whose.ELSEWHERE, None): MachineReconciler.undo,
@@ -748,19 +689,13 @@ STEPS: Mapping[tuple[Whose, State | None], Step] = {
     (Whose.AWAITED, None): MachineReconciler.await_holder,
     (Whose.FREE, None): MachineReconciler.take,
     (Whose.INVALID, None): MachineReconciler.say_invalid,
+    **_rows(Whose.RESTING, MachineReconciler.refuse_name, State.OTHER, State.UNREADABLE),
     (Whose.RESTING, None): MachineReconciler.rest,
+    (Whose.RESTARTING, None): MachineReconciler.end_run,
+    **_rows(Whose.OURS, MachineReconciler.refuse_name, State.OTHER, State.UNREADABLE),
     (Whose.OURS, State.ABSENT): MachineReconciler.start,
-    (Whose.OURS, State.STARTING): MachineReconciler.start,
-    (Whose.OURS, State.CUT_OFF): MachineReconciler.start,
-    (Whose.OURS, State.ENDED): MachineReconciler.start,
-    (Whose.OURS, State.STOPPED): MachineReconciler.start,
-    (Whose.OURS, State.FAILED): MachineReconciler.start,
-    (Whose.OURS, State.UNREADABLE): MachineReconciler.start,
-    (Whose.OURS, State.INCOMING): MachineReconciler.care,
-    (Whose.OURS, State.RUNNING): MachineReconciler.care,
-    (Whose.OURS, State.HALTED): MachineReconciler.care,
-    (Whose.OURS, State.SILENT): MachineReconciler.care,
-    (Whose.OURS, State.STOPPING): MachineReconciler.care,
+    **_rows(Whose.OURS, MachineReconciler.start, *_ENDED),
+    **_rows(Whose.OURS, MachineReconciler.care, *_LIVING),
 }
 """The step of each situation; None: of each state that has no row of its own."""
 

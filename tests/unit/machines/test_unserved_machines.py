@@ -21,7 +21,7 @@ from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.node_leases import NodeLeases
 from devalloc.store.kubernetes.resources import CORE_KINDS
-from devalloc_machines.vms.readiness import finished_message, with_readiness
+from devalloc_machines.vms.status import finished_message, with_readiness
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.host_pools import host, machine
 from tests.support.refusing_store import DENIED

@@ -20,7 +20,7 @@ from devalloc_machines.qemu.records import (
     restarts_of_next_run,
     with_end,
 )
-from devalloc_machines.vms.objects import status_of
+from devalloc_machines.vms.status import status_of
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 
 RECORD = MachineRecord(machine_of(vm("web")).to_manifest(), "stopped", "run-1")

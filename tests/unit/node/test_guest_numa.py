@@ -19,7 +19,7 @@ from devalloc_machines.qemu.cpu_pinning import CpuHolder, NotEnoughCpus
 from devalloc_machines.qemu.records import MachineRecord, MachineView, State, content_of, record_of
 from devalloc_machines.qemu.resources import free_cpus
 from devalloc_machines.qemu.spec import MIB, AmountBounds, MachineSpec, NumaCell, spec_of
-from devalloc_machines.vms.objects import status_of
+from devalloc_machines.vms.status import status_of
 from tests.support.machines import virtual_machine
 
 GIB = 1 << 30

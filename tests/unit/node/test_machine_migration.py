@@ -44,9 +44,8 @@ from devalloc_machines.qemu.records import (
 from devalloc_machines.qemu.spec import machine_id, spec_of
 from devalloc_machines.vms.migration_objects import offer_status, write_firmware_stored
 from devalloc_machines.vms.migrations import MigrationLoop, MigrationSettings, _Move
-from devalloc_machines.vms.objects import status_of
-from devalloc_machines.vms.spec_changes import is_to_restart
-from devalloc_machines.vms.steps import with_numa_node
+from devalloc_machines.vms.situation import is_to_restart, with_numa_node
+from devalloc_machines.vms.status import status_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host import linux

@@ -21,9 +21,10 @@ from devalloc_machines.qemu.migration import Destination
 from devalloc_machines.qemu.migration_offer import MovedDevice, Offer
 from devalloc_machines.qemu.pci import WindowReserve
 from devalloc_machines.qemu.records import MachineAmounts
-from devalloc_machines.vms import MigrationLoop, objects
+from devalloc_machines.vms import MigrationLoop
 from devalloc_machines.vms import migration_objects as moves
 from devalloc_machines.vms.migrations import ALL, MigrationSettings, _Move
+from devalloc_machines.vms.status import write_status
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.operations.change_feed import ChangeNotifier
 from tests.support.migration_nodes import migration
@@ -177,7 +178,7 @@ def test_a_node_takes_only_what_was_handed_over_to_it(store: SQLiteStore) -> Non
 
 
 def test_what_a_node_writes_of_its_machine_leaves_the_reservation_on_the_target(store: SQLiteStore) -> None:
-    objects.write_status(store, machine(store), {"phase": "Running", "machineID": RUN}, at_rest=True)
+    write_status(store, machine(store), {"phase": "Running", "machineID": RUN}, at_rest=True)
     assert machine(store)["status"]["migrationState"]["migrationUID"] == UID
 
 

@@ -13,7 +13,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu.guest_report import GuestReport, GuestStatus
 from devalloc_machines.qemu.records import State
 from devalloc_machines.vms import LoopExecution, LoopSettings, MachineControls, VirtualMachineLoop
-from devalloc_machines.vms.readiness import with_readiness
+from devalloc_machines.vms.status import with_readiness
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied

@@ -13,7 +13,7 @@ from devalloc.api import meta
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu.records import MachineView, State
 from devalloc_machines.vms import situation
-from devalloc_machines.vms.situation import Whose, read_situation, whose
+from devalloc_machines.vms.situation import Whose, read_situation, request_situation, whose
 from devalloc_machines.vms.steps import STEPS, step_for
 from devalloc_node.errors import Unknown
 from tests.support.toy_machines import ToyMachines, machine_of, vm
@@ -42,9 +42,11 @@ def obj(
     return {**made, "metadata": {**made["metadata"], **metadata, "annotations": notes or {}}, "status": status or {}}
 
 
-def seen(of: Any, here: MachineView | None = HERE, *, is_unplaced: bool = False, is_valid: bool = True) -> Whose:
+def seen(
+    of: Any, here: MachineView | None = HERE, *, is_unplaced: bool = False, is_valid: bool = True, is_over: bool = False
+) -> Whose:
     content = machine_of(of) if of is not None and is_valid else None
-    return whose(of, content, NODE, here, is_unplaced=is_unplaced)
+    return whose(of, content, NODE, here, is_unplaced=is_unplaced, is_over=is_over)
 
 
 def test_a_machine_that_this_node_holds_is_run_or_rests_as_its_object_wants() -> None:
@@ -52,6 +54,15 @@ def test_a_machine_that_this_node_holds_is_run_or_rests_as_its_object_wants() ->
     assert seen(obj(running=False)) is Whose.RESTING
     assert seen(obj(), is_valid=False) is Whose.INVALID
     assert seen(obj(), is_unplaced=True) is Whose.OURS, "it has been started, and keeps what it has"
+
+
+def test_a_run_that_began_before_a_request_to_restart_is_to_be_ended() -> None:
+    requesting = obj(notes={meta.RESTART: "2"})
+    begun = replace(HERE, created_as=machine_of(vm("web")))
+    assert seen(requesting, begun) is Whose.RESTARTING
+    assert seen(requesting, replace(begun, created_as=machine_of(requesting))) is Whose.OURS
+    assert seen(requesting, replace(begun, state=State.STOPPED)) is Whose.OURS, "its next run is begun anyhow"
+    assert seen(requesting, replace(begun, uid="another")) is Whose.OURS, "it is not the object's"
 
 
 @pytest.mark.parametrize("holder", [NODE, OTHER, None])
@@ -91,6 +102,7 @@ def test_only_its_migration_changes_a_machine_that_moves(of: Any) -> None:
 
 def test_a_machine_without_an_object_is_the_services_or_its_object_is_gone() -> None:
     assert seen(None) is seen(None, None) is Whose.GONE
+    assert seen(None, is_over=True) is Whose.ORPHANED
     assert seen(None, MachineView("default/web", "", State.RUNNING)) is Whose.SERVICE
 
 
@@ -116,6 +128,23 @@ def test_a_machine_that_lives_without_a_record_is_looked_for_where_its_object_is
     assert node.state() is State.LOST
     node.machines.views["default/web"] = node.here
     assert node.state() is State.RUNNING
+
+
+def test_a_machine_with_its_name_is_not_the_machine_of_an_object(store: SQLiteStore) -> None:
+    node = OneNode(store)
+    node.machines.views["default/web"] = replace(node.here, uid="another")
+    assert node.state() is State.OTHER
+    node.machines.views["default/web"] = replace(node.here, uid="", state=State.UNREADABLE)
+    assert node.state() is State.UNREADABLE, "it may be"
+
+
+def test_a_request_is_the_object_of_its_machine() -> None:
+    machines = ToyMachines()
+    operations: Any = SimpleNamespace(node_name=NODE, machines=machines)
+    assert request_situation(operations, "default/web").whose is Whose.GONE
+    machines.views["default/web"] = replace(HERE, uid="", created_as=(request := machine_of(vm("web"))))
+    now = request_situation(operations, "default/web")
+    assert (now.whose, now.state, now.vm) == (Whose.SERVICE, State.RUNNING, request)
 
 
 @pytest.mark.parametrize("holder", [OTHER, None])

@@ -32,9 +32,9 @@ from devalloc_machines.qemu.records import MachineAmounts, State
 from devalloc_machines.qemu.spec import RateLimits, spec_of
 from devalloc_machines.vms import LoopExecution, LoopSettings, VirtualMachineLoop, objects, start_refusals, steps
 from devalloc_machines.vms.machine_claims import due_unprepares, unprepare
-from devalloc_machines.vms.objects import permitted_on
 from devalloc_machines.vms.situation import read_situation
 from devalloc_machines.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
+from devalloc_machines.vms.status import permitted_on
 from devalloc_machines.vms.steps import step_for
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
