@@ -67,6 +67,21 @@ class PathTo:
         return Path(text)
 
 
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """Reads HOST:PORT, or nothing: None."""
+
+    example: str
+
+    def __call__(self, text: str) -> tuple[str, int] | None:
+        if not text:
+            return None
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError(f"must be HOST:PORT such as {self.example}, not {text!r}")
+        return host.strip("[]"), int(port)
+
+
 FOLDER, EXISTING_FOLDER, EXISTING_FILE = PathTo("folder"), PathTo("folder", exists=True), PathTo("file", exists=True)
 PORT = Whole(0, 65535)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -174,12 +189,21 @@ def declared(what: Setting) -> Any:
     return field(default=what.type(what.default) if is_text else what.default, metadata={_KEY: what})
 
 
-def group(settings_class: type[Any]) -> Any:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """How a field holds another settings class."""
+
+    settings_class: type[Any]
+    is_titled: bool
+    """Its settings are listed below a title of their own, not with those of the class that has the field."""
+
+
+def group(settings_class: type[Any], *, titled: bool = True) -> Any:
     """Declare a field that holds another settings class."""
-    return field(default_factory=settings_class, metadata={_KEY: settings_class})
+    return field(default_factory=settings_class, metadata={_KEY: Group(settings_class, titled)})
 
 
-def declarations(settings_class: type[Any]) -> Iterator[tuple[str, Setting | type[Any]]]:
+def declarations(settings_class: type[Any]) -> Iterator[tuple[str, Setting | Group]]:
     """The fields of a class in order that are a setting or a group. Others are no business of administrators."""
     for each in fields(settings_class):
         if (what := each.metadata.get(_KEY)) is None:
@@ -190,10 +214,15 @@ def declarations(settings_class: type[Any]) -> Iterator[tuple[str, Setting | typ
 
 
 def settings_with_classes(settings_class: type[Any]) -> list[tuple[Setting, type[Any]]]:
-    """The settings of a class and its groups, in order, each with the class that declares it."""
+    """The settings of a class and its groups, in order, each with the class that it is listed with."""
     listed: list[tuple[Setting, type[Any]]] = []
     for _, what in declarations(settings_class):
-        listed += [(what, settings_class)] if isinstance(what, Setting) else settings_with_classes(what)
+        if isinstance(what, Setting):
+            listed.append((what, settings_class))
+        elif what.is_titled:
+            listed += settings_with_classes(what.settings_class)
+        else:
+            listed += [(each, settings_class) for each in settings_of(what.settings_class)]
     return listed
 
 
@@ -217,7 +246,7 @@ def build(settings_class: type[_Settings], values: Mapping[str, Any]) -> _Settin
     arguments: dict[str, Any] = {}
     for name, what in declarations(settings_class):
         if not isinstance(what, Setting):
-            arguments[name] = build(what, values)
+            arguments[name] = build(what.settings_class, values)
         elif what.parameter in values:
             arguments[name] = values[what.parameter]
     return settings_class(**arguments)

@@ -8,18 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from devalloc.programs.controller import ControllerOptions
+from devalloc.programs.controller_settings import ControllerSettings
 from devalloc.programs.node import NodeOptions
 from devalloc.programs.permit_proxy import PermitProxyOptions
 from devalloc.programs.up import UpOptions
-from devalloc.settings import OneOf, Setting, Whole, declarations, summary_of, title_of
+from devalloc.settings import Group, OneOf, Setting, Whole, declarations, settings_with_classes, summary_of, title_of
 from devalloc_machines.guest.settings import MonitorSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 PROCESSES: dict[str, type[Any]] = {
     "up": UpOptions,
     "node": NodeOptions,
-    "controller": ControllerOptions,
+    "controller": ControllerSettings,
     "permit-proxy": PermitProxyOptions,
     "guest-monitor": MonitorSettings,
 }
@@ -56,27 +56,27 @@ def page() -> str:
     """The text of docs/settings.md."""
     users: dict[type[Any], list[str]] = {}
     for verb, settings_class in PROCESSES.items():
-        _note_user(settings_class, verb, users)
+        for each in _classes(settings_class):
+            users.setdefault(each, []).append(verb)
     titles = {each: f"devalloc {verb}" for verb, each in PROCESSES.items()}
     sections = [*PROCESSES.values(), *(each for each in users if each not in titles)]
     return _HEAD + "".join(_section(each, titles.get(each) or title_of(each), users[each]) for each in sections)
 
 
-def _note_user(settings_class: type[Any], verb: str, users: dict[type[Any], list[str]]) -> None:
-    users.setdefault(settings_class, []).append(verb)
-    for _, what in declarations(settings_class):
-        if not isinstance(what, Setting):
-            _note_user(what, verb, users)
+def _classes(settings_class: type[Any]) -> list[type[Any]]:
+    """It, and those of its groups."""
+    return [*dict.fromkeys((settings_class, *(each for _, each in settings_with_classes(settings_class))))]
 
 
 def _section(settings_class: type[Any], title: str, verbs: list[str]) -> str:
-    listed = [what for _, what in declarations(settings_class)]
-    groups = [f"[{title_of(each)}](#{title_of(each).lower()})" for each in listed if not isinstance(each, Setting)]
+    held = [what for _, what in declarations(settings_class) if isinstance(what, Group) and what.is_titled]
+    titles = [title_of(each.settings_class) for each in held]
+    groups = [f"[{each}](#{each.lower()})" for each in titles]
     lines = [f"\n## {title}\n", summary_of(settings_class)]
     if groups:
         lines.append(f"\nIt also has the settings of {', '.join(groups)}.")
     lines += ["\n| option | variable | value | default | meaning |", "|---|---|---|---|---|"]
-    lines += [_row(each, verbs) for each in listed if isinstance(each, Setting)]
+    lines += [_row(each, verbs) for each, listed in settings_with_classes(settings_class) if listed is settings_class]
     return "\n".join(lines) + "\n"
 
 

@@ -24,6 +24,7 @@ from devalloc.api.fencing import fence_statements, is_lost, is_ready
 from devalloc.backoff import backoff_delay
 from devalloc.controller.fencing import NodeAnswers, state_fence
 from devalloc.controller.reconcile.fenced import held_objects
+from devalloc.controller.settings import FencingSettings
 from devalloc.store import NotFound, Object, Store, StoreError
 from devalloc.worker import repeat
 
@@ -36,22 +37,6 @@ _OUTPUT = 2000
 """Characters of the program's output that the log shows."""
 _STOP_SECONDS = 0.2
 NODE_VARIABLE = "DEVALLOC_NODE"
-
-
-@dataclass(frozen=True, slots=True)
-class FencingSettings:
-    """When the program is called, and for how many nodes. Times are in seconds."""
-
-    command: str
-    """The path of the program. It gets the node's name as its only argument and in ``DEVALLOC_NODE``; exit code 0
-    states that the node is off."""
-    after: float = 300.0
-    """How long a node must be lost."""
-    seconds: float = 120.0
-    """How long the program may take; then it is killed, which counts as a failure."""
-    one_in: int = 5
-    """Of so many nodes one may be lost or fenced by the program at the same time; one in any case, if others are
-    Ready. If more are lost, none is fenced."""
 
 
 @dataclass(slots=True)
@@ -150,7 +135,7 @@ class NodeFencer:
         since = self._clock() - self._lost[name].since
         log.warning("node %s has been lost for %.0f s: calling %s", name, since, self._settings.command)
         variables = {"PATH": os.defpath, NODE_VARIABLE: name}
-        code, output = self._call([self._settings.command, name], variables, self._settings.seconds, stop)
+        code, output = self._call([str(self._settings.command), name], variables, self._settings.timeout, stop)
         shown = f": {output[-_OUTPUT:].strip()}" if output.strip() else ""
         if code != 0:
             one = self._lost[name]

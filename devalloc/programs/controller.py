@@ -1,214 +1,425 @@
-"""``devalloc controller``: the controller of a cluster."""
+"""``devalloc controller``: leader election, the loops that allocate, metrics, health and the page."""
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+import asyncio
+import json
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 
-from devalloc.controller.settings import MigrationLimits
-from devalloc.program import Program, ProgressDisplay
-from devalloc.programs.settings import (
-    BATCH_DEADLINE,
-    CEL_CHECK,
-    IN_CLUSTER,
-    KUBECONFIG,
-    OTLP_ENDPOINT,
-    PLACEMENT,
-    host_and_port,
-)
-from devalloc.scaling.permits.arithmetic import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsArithmetic
-from devalloc.settings import (
-    EXISTING_FILE,
-    FOLDER,
-    BadSetting,
-    Network,
-    Whole,
-    declared,
-    given_options,
-    group,
-    parse_duration,
-    parse_network,
-    setting,
-)
+from aiohttp import web
+from markupsafe import Markup
 
-if TYPE_CHECKING:
-    import ssl
+from devalloc.api.meta import LABELS_NODES
+from devalloc.api.serving import unserved_text
+from devalloc.api.views import ClaimView
+from devalloc.controller import http_endpoints
+from devalloc.controller.authorization import ClusterAuthorizer
+from devalloc.controller.fencing_program import NodeFencer
+from devalloc.controller.http_endpoints import HttpSite, SitePage
+from devalloc.controller.leader.election import GRACE_SECONDS, LEASE_NAME, LeaderElection
+from devalloc.controller.leader.lease import Lease, LeaseLost, LeaseTerm
+from devalloc.controller.metrics import TYPE, ControllerMetrics
+from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator, DeviceClaimRound
+from devalloc.controller.reconcile.events import EventRecorder
+from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
+from devalloc.controller.reconcile.requester import events_of_write
+from devalloc.controller.reconcile.resource_claims.adoption import PolicyProbe
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
+from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
+from devalloc.machines.migration_cleanup import MigrationCleanup
+from devalloc.machines.permits.hosts import published
+from devalloc.machines.permits.leader_server import LeaderPermitServer
+from devalloc.machines.permits.leadership import ProcessLeadership
+from devalloc.machines.permits.server import PermitServices
+from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
+from devalloc.machines.replica_sets import KIND as REPLICA_SET_KIND
+from devalloc.machines.replica_sets import ReplicaSets
+from devalloc.machines.schedule.migrations import KIND as MIGRATION_KIND
+from devalloc.machines.schedule.requester import requesters
+from devalloc.machines.unserved_machines import UnservedMachines
+from devalloc.net.http_server import JSON, HttpResponse
+from devalloc.program import Loop, Program, ProgressDisplay
+from devalloc.programs.controller_settings import ControllerSettings
+from devalloc.store import Object, StoreError
+from devalloc.store.errors import Key
+from devalloc.store.kubernetes import ApiError, Client, KubernetesStore
+from devalloc.store.kubernetes.node_leases import NodeLeases
+from devalloc.store.kubernetes.object_writer import ObjectWriter
+from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
+from devalloc.store.kubernetes.transaction import RECORDS
+from devalloc.usage.accounting import UsageAccountant
+from devalloc.usage.accounting.metrics import UsageCollector
+from devalloc.usage.accounting.report import GROUPINGS, grouped, parse_month, read_report, report_json
+from devalloc.usage.overview.cache import OverviewCache
+from devalloc.usage.overview.claims import NOT_ANSWERED
+from devalloc.usage.overview.fleet_monitor import FleetMonitor
+from devalloc.usage.overview.metrics import FleetCollector
+from devalloc.usage.page import FleetPage
+from devalloc.worker import when_set
+from devalloc_neon.billing import billing
+from devalloc_neon.machines import NEON_MACHINES, NeonMachines
+from devalloc_neon.plain_port import PLAIN_HTTP
+from devalloc_neon.runner_pods import POD, RUNNER_PODS, RunnerPods
 
-    from markupsafe import Markup
+log = logging.getLogger(__name__)
 
-    from devalloc.controller.fencing_program import FencingSettings
-    from devalloc.controller.reconcile.device_claims import DeviceClaimRound
-    from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
-    from devalloc.machines.permits.leader_server import PermitListenAddress
-    from devalloc.programs.controller_parts import ClusterSettings
-    from devalloc.scaling.resources import Resources
-    from devalloc.store.kubernetes import Client
-    from devalloc_neon.plain_port import PlainListener
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerOptions:
-    """The controller of a cluster."""
-
-    kubeconfig: Path | None = declared(KUBECONFIG)
-    in_cluster: bool = declared(IN_CLUSTER)
-    namespace: str = setting(
-        "Namespace of devalloc's own objects, such as its Lease.",
-        default="devalloc-system",
-        metavar="NAME",
-        env="POD_NAMESPACE",
-    )
-    name: str | None = setting("Name of this process.", metavar="NAME", env="POD_NAME", unset="the host name")
-    listen: str = setting(
-        "Serve /healthz, /readyz, /metrics and the page here, with TLS; empty: not at all. Port 0: any free port.",
-        default="127.0.0.1:10301",
-        metavar="HOST:PORT",
-        usual=True,
-    )
-    health_listen: str = setting(
-        "Also serve /healthz and /readyz here, by plain HTTP, for probes: connections to --listen do not take their "
-        "place. Empty: not at all. Port 0: any free port.",
-        default="",
-        metavar="HOST:PORT",
-    )
-    tls_certificate: Path | None = setting(
-        "PEM file for --listen, read again when it changes.",
-        type=EXISTING_FILE,
-        metavar="PATH",
-        unset="a self-signed certificate",
-    )
-    tls_key: Path | None = setting("The certificate's key.", type=EXISTING_FILE, metavar="PATH")
-    tls_folder: Path | None = setting(
-        "Folder of tls.crt and tls.key, such as a mounted Secret, instead of the two options above. The files may "
-        "appear later: until then the certificate is self-signed.",
-        type=FOLDER,
-        metavar="DIR",
-        env="DEVALLOC_TLS_FOLDER",
-    )
-    token_audience: str = setting(
-        "Audience of the tokens that may read metrics and the page (kubectl create token NAME --audience devalloc). "
-        "Empty: tokens of the API server.",
-        default="devalloc",
-        metavar="NAME",
-    )
-    open_metrics: bool = setting("Serve /metrics without a token to anyone who can connect.", default=False)
-    permits: str | None = setting(
-        "Run the permit server here while this process leads. Nodes ask it, with TLS and their own tokens, how far "
-        "they may scale machines (devalloc node --scaling). Usually 0.0.0.0:10299; port 0: any free port.",
-        metavar="HOST:PORT",
-        env="DEVALLOC_PERMITS_LISTEN",
-        unset="no permit server",
-        usual=True,
-    )
-    permits_address: str | None = setting(
-        "Address at which nodes reach --permits.", metavar="ADDRESS", env="POD_IP", unset="its HOST"
-    )
-    neon: bool = setting(
-        "Also read machines of NeonVM (vm.neon.tech), if the cluster has them, and runner pods: with --permits these "
-        "machines count on their nodes, and VirtualMachines get status.runnerPod.",
-        default=False,
-        env="DEVALLOC_NEON",
-    )
-    neon_permits: str | None = setting(
-        "Also grant permits here by plain HTTP, without a token, for agents of Neon, which ask for machines by their "
-        "runner pods. One address of this host; needs --permits, --neon and --neon-agents.",
-        metavar="ADDRESS:PORT",
-        env="DEVALLOC_NEON_PERMITS",
-        unset="nowhere",
-    )
-    neon_agents: tuple[Network, ...] = setting(
-        "Network of agents that may connect to --neon-permits. Repeatable.",
-        type=parse_network,
-        default=(),
-        metavar="CIDR",
-        env="DEVALLOC_NEON_AGENTS",
-    )
-    compat: str | None = setting(
-        "Arithmetic of which release of Neon's scheduler plugin the permit server follows.",
-        type=COMPAT.type,
-        env=COMPAT.env,
-        unset="v0.31",
-    )
-    compute_unit: Resources | None = declared(COMPUTE_UNIT)
-    arithmetic: PermitsArithmetic = group(PermitsArithmetic)
-    placement: str = declared(PLACEMENT)
-    cel_check: str = declared(CEL_CHECK)
-    deadline: float = declared(BATCH_DEADLINE)
-    resync: float = setting(
-        "Check all claims this often, even without events.", type=parse_duration, default="60s", metavar="DURATION"
-    )
-    resource_claims: bool = setting(
-        "Also allocate ResourceClaims of resource.k8s.io with the label devalloc.io/allocator: devalloc, from nodes "
-        "that are set aside (devalloc node --allocator devalloc).",
-        default=False,
-        usual=True,
-    )
-    reason_annotations: bool = setting(
-        "Also write why a claim has no devices as annotations (devalloc.io/reason, devalloc.io/message), for programs "
-        "that do not read conditions, such as devalloc 0.1.0. This doubles the requests for claims that wait.",
-        default=False,
-    )
-    availability_interval: float = setting(
-        "Update availableDevices of pools at most this often.",
-        type=parse_duration,
-        default="5s",
-        metavar="DURATION",
-    )
-    migrations: MigrationLimits = group(MigrationLimits)
-    fencing_command: Path | None = setting(
-        "Program that powers off a lost node: a Node that has machines or claims, and whose condition Ready has been "
-        "Unknown for --fencing-after. It gets the node's name as its argument and in DEVALLOC_NODE. If it ends with 0, "
-        "the node is fenced, as with `devalloc fence`; otherwise it is called again later.",
-        type=EXISTING_FILE,
-        metavar="PROGRAM",
-        unset="no node is fenced automatically",
-    )
-    otlp_endpoint: str | None = declared(OTLP_ENDPOINT)
-    fencing_after: float = setting(
-        "How long a node must be lost before --fencing-command is called.",
-        type=parse_duration,
-        default="5m",
-        metavar="DURATION",
-    )
-    fencing_timeout: float = setting(
-        "How long --fencing-command may take.", type=parse_duration, default="2m", metavar="DURATION"
-    )
-    fencing_one_in: int = setting(
-        "One in this number of nodes may be lost or fenced at the same time. If more are, the controller does not call "
-        "--fencing-command, because a network fault must not power off the fleet.",
-        type=Whole(1),
-        default=5,
-        metavar="NUMBER",
-    )
-    lease: float = setting(
-        "How long a standby controller waits without news from the leader before it takes over. Must be the same for "
-        "all controllers.",
-        type=parse_duration,
-        default="15s",
-        metavar="DURATION",
-    )
-
-    @property
-    def instance(self) -> str:
-        """The name of this process."""
-        return self.name or socket.gethostname().lower()
+_LEASES_SECONDS = 15.0
+"""How long an answer counts about which node plugins run."""
+LEASE_ATTEMPTS = 3
+"""How often a request for the lease can hang, on a connection that is dead, before the lease is lost: after so many of
+its deadline it is given up, and sent again on another one."""
 
 
-def controller(options: ControllerOptions, connect: Callable[[], Client], display: ProgressDisplay) -> Program:
+class ObjectClient:
+    """Leases and ConfigMaps of the controller's own namespace, each asked for and written by itself and never watched:
+    of leases there is one for each node elsewhere."""
+
+    def __init__(self, client: Client, namespace: str, may_write: Callable[[], bool] | None = None) -> None:
+        self._writing = ObjectWriter(
+            client, ResourceRegistry([lease_resource(namespace), RECORDS]), lambda obj: None, may_write
+        )
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        """Raises NotFound, StoreError."""
+        return self._writing.read(Key(kind, namespace, name))
+
+    def create(self, obj: Object) -> Object:
+        """Raises AlreadyExists, StoreError."""
+        return self._writing.create(obj)
+
+    def replace(self, obj: Object) -> Object:
+        """Raises NotFound, Conflict, StoreError."""
+        return self._writing.write(obj)
+
+
+class ClusterProcess:
+    """The parts of one process, and what they say of each other."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: ControllerSettings,
+        *,
+        pages: Callable[[ClusterProcess, KubernetesStore, ClusterAuthorizer], Mapping[str, SitePage]] = lambda *of: {},
+        on_state: Callable[[str, str], None] = lambda state, text: None,
+        on_round: Callable[[DeviceClaimRound], None] = lambda done: None,
+        on_resource_round: Callable[[ResourceRound], None] = lambda done: None,
+        on_listening: Callable[[tuple[str, int]], None] = lambda address: None,
+        on_permits: Callable[[str, str | None], None] = lambda url, plain: None,
+    ) -> None:
+        """``pages``: more of them, by path, of this process and a store that is for what is only shown: whether it can
+        be read says nothing of how this process is. They read stores from threads and ask who may see them.
+        ``on_permits``: told where nodes ask for permits from now on, and where agents do by plain HTTP."""
+        self._settings = settings
+        allocate = settings.allocate or AllocatorSettings()
+        self._client = client
+        self._on_round = on_round
+        self._on_resource_round = on_resource_round
+        self._on_permits = on_permits
+        self._permits: LeaderPermitServer | None = None
+        self._resource_claims: ResourceClaimAllocator | None = None
+        self._usage: UsageAccountant | None = None
+        self._fencer: NodeFencer | None = None
+        renewed = settings.lease * 2 / 3  # how long its holder believes it
+        holder = f"{settings.instance}-{secrets.token_hex(4)}"
+        self.lease = Lease(
+            ObjectClient(client.within(renewed / LEASE_ATTEMPTS), settings.namespace),
+            holder,
+            LEASE_NAME,
+            namespace=settings.namespace,
+            term=LeaseTerm(settings.lease, renewed),
+        )
+        if allocate.labels_nodes:
+            self.lease.inherited = (LABELS_NODES,)
+        counts_neon = settings.neon and settings.permit_server is not None
+        self.store = KubernetesStore(
+            client,
+            namespace=settings.namespace,
+            resources=(NEON_MACHINES,) if counts_neon else (),
+            may_write=lambda: self.lease.is_valid,
+        )
+        self._shown = KubernetesStore(client, namespace=settings.namespace)
+        self._resource_store = KubernetesStore(
+            client, namespace=settings.namespace, resources=RESOURCES, may_write=lambda: self.lease.is_valid
+        )
+        """Apart from the other, so that DeviceClaims are answered also if these kinds cannot be read."""
+        self._pod_store = KubernetesStore(
+            client, namespace=settings.namespace, resources=(RUNNER_PODS,), may_write=lambda: self.lease.is_valid
+        )
+        """The same for runner pods."""
+        self._replica_store = KubernetesStore(
+            client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid
+        )
+        """The same for replica sets and their machines."""
+        self.recorder = EventRecorder(client, settings.instance)
+        self._node_leases = NodeLeases(client, settings.namespace, _LEASES_SECONDS)
+        self.monitor = FleetMonitor(
+            OverviewCache(self.store, self._shown, unserved=self.unserved).latest,
+            (self.store, self._shown),
+            self.recorder.record,
+            is_busy=self._is_answering,
+        )
+        self.metrics = ControllerMetrics(
+            lambda: self.controller.state == "leading",
+            self.recorder,
+            client.requests,
+            self._searched,
+            parts=(
+                FleetCollector(
+                    lambda: self._seen().unready(time.monotonic()) is None,
+                    lambda: self.controller.state == "leading",
+                    lambda: self.monitor.seen,
+                ),
+                UsageCollector(lambda: {} if self._usage is None else self._usage.counters),
+            ),
+            fencing=lambda: None if self._fencer is None else self._fencer.counts,
+        )
+        self.allocator = DeviceClaimAllocator(
+            self.store,
+            settings=replace(allocate, requesters=requesters()),
+            kinds=(each.kind for each in (*OWN_KINDS, *CORE_KINDS) if each.kind != REPLICA_SET_KIND),
+            listener=AllocatorListener(self._progress, self._wrote, self._heard),
+            may_write=lambda: self.lease.is_valid,
+        )
+        self.controller = LeaderElection(self.lease, self.store, self._loops, on_state=on_state)
+        self._sites: list[HttpSite] = []
+        health = {"/healthz": SitePage(self._health, is_open=True), "/readyz": SitePage(self._ready, is_open=True)}
+        if settings.health_listen is not None:
+            self._sites.append(
+                HttpSite(
+                    health,
+                    None,
+                    host=settings.health_listen[0],
+                    port=settings.health_listen[1],
+                    connections=http_endpoints.HEALTH_CONNECTIONS,
+                    on_ready=lambda at: log.info("health for probes at http://%s:%d", *at),
+                )
+            )
+        if settings.listen is not None:
+            access = ClusterAuthorizer(client.create, audience=settings.token_audience)
+            site = HttpSite(
+                {
+                    **health,
+                    "/metrics": SitePage(self._metrics, is_open=settings.open_metrics),
+                    "/permits": SitePage(self._ledgers),
+                    "/usage": SitePage(self._usage_of_month),
+                    **pages(self, self._shown, access),
+                },
+                access,
+                host=settings.listen[0],
+                port=settings.listen[1],
+                tls=settings.tls,
+                certificate=settings.certificate,
+                on_ready=on_listening,
+            )
+            self._sites.append(site)
+
+    def program(self) -> Program:
+        """This process. It ends with LeaseLost, after which nothing may go on, and with what ended a loop. Without the
+        servers of metrics and health it could not be observed, so if one of them ends, all ends."""
+        parts = ExitStack()
+        parts.callback(self.close)
+        endpoints = [self.recorder.run, *(site.run for site in self._sites)]
+        grace = (2 * GRACE_SECONDS + 2.0, 2.0)  # the election itself gives up before
+        return Program(parts=parts, loops=[self._lead], endpoints=endpoints, grace=grace, at_once=(LeaseLost,))
+
+    def _lead(self, stop: threading.Event) -> None:
+        when_set(stop, self.controller.stop)
+        self.controller.run()
+
+    def close(self) -> None:
+        """End all watches."""
+        self._shown.close()
+        self._resource_store.close()
+        self._pod_store.close()
+        self._replica_store.close()
+        self.store.close()
+
+    def _is_answering(self) -> bool:
+        """Whether a round of either dialect is under way."""
+        return any(each.loop.began is not None for each in (self.allocator, self._resource_claims) if each is not None)
+
+    def _searched(self) -> Mapping[str, float]:
+        """Seconds by namespace, of both dialects."""
+        seconds = Counter(self.allocator.loop.searches.seconds())
+        if self._resource_claims is not None:
+            seconds.update(self._resource_claims.loop.searches.seconds())
+        return seconds
+
+    def _loops(self) -> Mapping[str, Loop]:
+        if (refused := self._unreadable("/api/v1/nodes")) is not None:
+            log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", refused)
+            self.allocator.loop.ignore_kind("Node")
+        error = self._unreadable(ResourceRegistry(OWN_KINDS).of(MIGRATION_KIND).path)
+        may_read_migrations = error is None or error.status == 404  # its CRD may come at any time
+        if error is not None:
+            log.warning("machines are not migrated, see `devalloc install`: %s", error)
+        if not may_read_migrations:
+            self.allocator.loop.ignore_kind(MIGRATION_KIND)
+        self._usage = UsageAccountant(
+            (self.store, self._shown),
+            ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
+            self.lease.holder,
+            namespace=self._settings.namespace,
+        )
+        loops: dict[str, Loop] = {
+            "allocate": self.allocator.run,
+            "monitor": self.monitor.run,
+            "usage": self._usage.run,
+            "replica-sets": ReplicaSets(self._replica_store, collects=False).run,
+            "unserved": UnservedMachines(self.store, self._node_leases.of_nodes, reads_nodes=refused is None).run,
+        }
+        if may_read_migrations:
+            loops["migrations"] = MigrationCleanup(self.store, self._settings.migrations).run
+        if self._settings.resource_claims:
+            self._resource_claims = ResourceClaimAllocator(
+                self._resource_store,
+                stamp=f"{self.lease.transitions} {self.lease.holder}",
+                record=self.recorder.record,
+                progress=self._resource_progress,
+                gave=lambda claim: self.metrics.allocated(claim, datetime.now(UTC)),
+                probe=PolicyProbe(self._client, self._settings.namespace),
+                settings=self._settings.allocate,
+            )
+            loops["resource-claims"] = self._resource_claims.run
+        if (permits := self._settings.permit_server) is not None:
+            stamp = f"{self.lease.transitions} {self.lease.holder}"
+            # Of the allocator's store: what either of them writes the other one's fence knows.
+            namespace = self._settings.namespace
+            config_maps = ObjectClient(self._client, namespace, lambda: self.lease.is_valid)
+            services = PermitServices(
+                store=self.store,
+                hosts=published(self.store),
+                migrator=StoreMigrator(self.store) if error is None else None,
+                movable=partial(MovableMachines, self.store),
+                leadership=ProcessLeadership(self.lease.holder, lambda: self.lease.is_valid, self.lease.seconds),
+                sources=[NeonMachines(self.store, stamp, (self._pod_store, POD))] if self._settings.neon else [],
+                accounts=billing(config_maps, namespace),
+                plain_http=PLAIN_HTTP,
+            )
+            self._permits = LeaderPermitServer(
+                services, permits, self._client.create, config_maps, namespace, self._on_permits
+            )
+            loops["permits"] = self._permits.run
+        if self._settings.fencing.command is not None:
+            self._fencer = NodeFencer(self.store, self._settings.fencing, lambda: self.lease.is_valid)
+            loops["fencing"] = self._fencer.run
+        if self._settings.neon:
+            loops["runner-pods"] = RunnerPods(self._pod_store).run
+        return loops
+
+    def _unreadable(self, path: str) -> ApiError | None:
+        """Why objects cannot be read: the rights or CRDs of an earlier version. Claims are answered all the same."""
+        try:
+            self._client.get(path, {"limit": "1"})
+        except ApiError as error:
+            return error if error.status in (403, 404) else None
+        return None
+
+    def _progress(self, done: DeviceClaimRound) -> None:
+        if self.allocator.has_labelled:
+            self.lease.promises.add(LABELS_NODES)
+        self.metrics.count(done)
+        self._on_round(done)
+
+    def _heard(self, before: Object, after: Object) -> None:
+        if after["kind"] == MIGRATION_KIND:
+            self.metrics.migrated(before, after)
+        of_kind = (each for each in requesters() if after["kind"] in each.kinds)
+        self.recorder.record(event for each in of_kind for event in each.heard(before, after))
+
+    def _wrote(self, before: Object, after: Object) -> None:
+        if after["kind"] == MIGRATION_KIND:
+            self.metrics.migrated(before, after)
+        if after["kind"] == "DeviceClaim" and ClaimView(after).entries and not ClaimView(before).entries:
+            self.metrics.allocated(after, datetime.now(UTC))
+        self.recorder.record(events_of_write(before, after, requesters()))
+
+    def _resource_progress(self, done: ResourceRound) -> None:
+        self.metrics.count_resources(done)
+        self._on_resource_round(done)
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: web.BaseRequest) -> HttpResponse:
+        wrong = self._seen().unhealthy(time.monotonic())
+        return HttpResponse(200, b"ok") if wrong is None else HttpResponse(503, wrong.encode())
+
+    async def _ready(self, request: web.BaseRequest) -> HttpResponse:
+        """One that stands by is ready as well: only one leads, and a rolling update waits for the new one."""
+        wrong, summary = self._seen().unready(time.monotonic()), self.controller.summary
+        return (
+            HttpResponse(200, summary.encode()) if wrong is None else HttpResponse(503, f"{wrong}\n{summary}".encode())
+        )
+
+    def unserved(self) -> dict[str, str]:
+        """The nodes whose plugin has ended, and that as a sentence. From any thread."""
+        return {node: unserved_text(node, why) for node, why in self._node_leases.unserved().items()}
+
+    def trouble(self) -> str:
+        """For people who look at the fleet: why claims may not be answered; "" if they are, for all that this process
+        knows. From any thread."""
+        wrong = self._seen().unready(time.monotonic())
+        return "" if wrong is None else f"Claims may not be answered: {wrong}. {self.controller.summary}"
+
+    def _seen(self) -> http_endpoints.ProcessHealth:
+        controller, others = self.controller, self._resource_claims
+        loops = [_health("DeviceClaims", self.allocator.loop, self.store)]
+        if others is not None:
+            loops.append(_health("ResourceClaims", others.loop, self._resource_store))
+        if self._permits is not None:
+            loops.append(http_endpoints.LoopHealth("permits", None, self._permits.failing))
+        return http_endpoints.ProcessHealth(
+            controller.state, controller.beat, controller.taking_over, tuple(loops), controller.unanswered
+        )
+
+    async def _metrics(self, request: web.BaseRequest) -> HttpResponse:
+        served = None if self._permits is None else self._permits.server
+        more = None if served is None else await served.seen(served.metrics.text)
+        return HttpResponse(200, self.metrics.text() + (more or b""), TYPE)
+
+    async def _usage_of_month(self, request: web.BaseRequest) -> HttpResponse:
+        """``?month=last&by=machine&namespace=team-a``; as written down, so that one that stands by answers, too."""
+        query = request.query
+        by = query.get("by", "device")
+        if by not in GROUPINGS:
+            return HttpResponse(400, f"by must be one of {', '.join(GROUPINGS)}".encode())
+        try:
+            month = parse_month(query.get("month", "this"), round(time.time() * 1000))
+        except ValueError:
+            return HttpResponse(400, b"month must be this, last, or a month such as 2026-11")
+        records = ObjectClient(self._client, self._settings.namespace)
+        try:
+            report = await asyncio.to_thread(read_report, records, self._settings.namespace, month)
+        except StoreError as error:
+            return HttpResponse(503, f"cannot read the usage: {error}".encode())
+        content = json.dumps(report_json(grouped(report, by, query.get("namespace") or None)))
+        return HttpResponse(200, content.encode(), JSON)
+
+    async def _ledgers(self, request: web.BaseRequest) -> HttpResponse:
+        served = None if self._permits is None else self._permits.server
+        shown = None if served is None else await served.seen(served.shown)
+        return HttpResponse(503, b"no permits are given here") if shown is None else HttpResponse(200, shown, JSON)
+
+
+def _health(name: str, loop: ReconcileLoop, store: KubernetesStore) -> http_endpoints.LoopHealth:
+    return http_endpoints.LoopHealth(name, loop.began, loop.failing, store.silent_seconds)
+
+
+def controller(settings: ControllerSettings, connect: Callable[[], Client], display: ProgressDisplay) -> Program:
     """Allocate the claims of a cluster and place its machines, as the one of several controllers that leads, or stand
     by. Raises BadSetting."""
-    from devalloc.programs.controller_parts import ClusterProcess
-    from devalloc.usage.overview.claims import NOT_ANSWERED
-    from devalloc.usage.page import FleetPage
-
-    settings, unverified = _settings(options)
-    if unverified and settings.listen is not None:
-        display.say(f"{unverified}: serving a self-signed certificate until there is one")
+    checked = settings.checked(display.say)
 
     def answered(done: DeviceClaimRound) -> None:
         for key in done.granted:
@@ -234,15 +445,15 @@ def controller(options: ControllerOptions, connect: Callable[[], Client], displa
 
     process = ClusterProcess(
         connect(),
-        settings,
+        checked,
         pages=lambda process, shown, access: FleetPage(
             process.store,
             access,
             optional_store=shown,
-            hint=_hint(options.token_audience),
+            hint=_hint(settings.token_audience),
             remarks=process.trouble,
             unserved=process.unserved,
-            unanswered=lambda: "" if options.resource_claims else NOT_ANSWERED,
+            unanswered=lambda: "" if settings.resource_claims else NOT_ANSWERED,
         ).mounted(),
         on_state=lambda state, text: display.say(text),
         on_round=answered,
@@ -253,74 +464,8 @@ def controller(options: ControllerOptions, connect: Callable[[], Client], displa
     return process.program()
 
 
-def _settings(options: ControllerOptions) -> tuple[ClusterSettings, str]:
-    """With why the certificate cannot be served yet; "": it can, or there is to be none. Raises BadSetting."""
-    from devalloc.controller.reconcile.decision import AnswerForm
-    from devalloc.controller.reconcile.loop import AllocatorSettings
-    from devalloc.programs.controller_parts import ClusterSettings
-
-    if options.lease < 1:
-        raise BadSetting("--lease", "must be at least 1s")
-    address, certificate, key = host_and_port(options.listen), options.tls_certificate, options.tls_key
-    if options.tls_folder is not None and (certificate is not None or key is not None):
-        raise BadSetting("--tls-folder", "cannot be combined with --tls-certificate and --tls-key")
-    tls, unverified = None, ""
-    if options.tls_folder is not None:
-        certificate, key = options.tls_folder / "tls.crt", options.tls_folder / "tls.key"
-        unverified = _certificate_problem(certificate, key)
-    if address is not None:
-        tls = _tls(address[0], *((None, None) if unverified else (certificate, key)))
-    settings = ClusterSettings(
-        instance=options.instance,
-        namespace=options.namespace,
-        seconds=options.lease,
-        deadline=options.lease * 2 / 3,
-        allocate=AllocatorSettings(
-            form=AnswerForm(in_conditions=True, in_annotations=options.reason_annotations),
-            labels_nodes=True,
-            hides_names=True,
-            placement=options.placement,
-            cel_check=options.cel_check,
-            deadline=options.deadline,
-            resync=options.resync,
-            availability=options.availability_interval,
-            admin_namespaces="labelled",
-            migrations=options.migrations,
-        ),
-        resource_claims=options.resource_claims,
-        listen=address,
-        health=host_and_port(options.health_listen, "--health-listen", "0.0.0.0:10302"),
-        tls=tls,
-        certificate=None if certificate is None else (str(certificate), str(key)),
-        audience=options.token_audience,
-        open_metrics=options.open_metrics,
-        permits=_permits(options),
-        neon=options.neon,
-        fencing=_fencing(options),
-    )
-    return settings, unverified
-
-
-def _fencing(options: ControllerOptions) -> FencingSettings | None:
-    """When lost nodes are powered off; None: never. Raises BadSetting."""
-    from devalloc.controller.fencing_program import FencingSettings
-
-    if (command := options.fencing_command) is None:
-        of_fencing = ("--fencing-after", "--fencing-timeout", "--fencing-one-in")
-        if given := [each for each in given_options(options) if each in of_fencing]:
-            raise BadSetting(given[0], "needs --fencing-command")
-        return None
-    if not os.access(command, os.X_OK):
-        raise BadSetting("--fencing-command", f"{command} is not executable: chmod +x {command}")
-    return FencingSettings(
-        str(command.absolute()), options.fencing_after, options.fencing_timeout, options.fencing_one_in
-    )
-
-
 def _hint(audience: str) -> Markup:
     """How to get a token for the page."""
-    from markupsafe import Markup
-
     return Markup(
         "<p>To get a token, run <code>kubectl create token NAME{}</code> for a service account that may get the path "
         "<code>/devalloc/</code>{}</p>"
@@ -328,87 +473,3 @@ def _hint(audience: str) -> Markup:
         f" --audience {audience}" if audience else "",
         ". The token works for this page only." if audience else ", or use your own.",
     )
-
-
-def _listening(text: str | None, address: str | None) -> PermitListenAddress | None:
-    from devalloc.machines.permits.leader_server import PermitListenAddress
-
-    at = host_and_port(text or "", "--permits", "0.0.0.0:10299")
-    if at is None:
-        return None
-    reached = address or at[0]
-    if reached in ("0.0.0.0", "::"):
-        raise BadSetting(
-            "--permits",
-            f"{text} listens on all addresses of this host: name the one that nodes use with --permits-address",
-        )
-    if not re.fullmatch(r"[0-9A-Za-z.:-]+", reached):
-        raise BadSetting("--permits-address", f"must be an address or a name, not {reached!r}")
-    return PermitListenAddress(*at, reached)
-
-
-def _permits(options: ControllerOptions) -> PermitListenAddress | None:
-    """Where the permit server listens, and how it counts. Raises BadSetting."""
-    at = _listening(options.permits, options.permits_address)
-    if at is None:
-        of_server = ("--neon-permits", "--neon-agents", "--compat", "--compute-unit", *OF_PERMITS)
-        if given := [each for each in given_options(options) if each in of_server]:
-            raise BadSetting(given[0], "needs --permits")
-        return None
-    return replace(
-        at,
-        arithmetic=options.arithmetic.checked(options.compat, options.compute_unit),
-        plain=_plain(options),
-        migration_seconds=options.migrations.timeout,
-    )
-
-
-def _plain(options: ControllerOptions) -> PlainListener | None:
-    """Where Neon's agents ask. Raises BadSetting."""
-    from devalloc.machines.permits.settings import UnsafeSettings
-    from devalloc_neon.plain_port import PlainListener
-
-    at = host_and_port(options.neon_permits or "", "--neon-permits", "10.0.0.7:10297")
-    if at is None:
-        if options.neon_agents:
-            raise BadSetting("--neon-agents", "needs --neon-permits")
-        return None
-    if not options.neon:
-        raise BadSetting("--neon-permits", "needs --neon: its agents name machines by their runner pods")
-    if not options.neon_agents:
-        raise BadSetting(
-            "--neon-permits", "needs --neon-agents: anyone who can connect there gets permits without a token"
-        )
-    try:
-        return PlainListener(*at, options.neon_agents)
-    except UnsafeSettings as error:
-        raise BadSetting("--neon-permits", f"{options.neon_permits}, --neon-agents: {error}") from None
-
-
-def _certificate_problem(certificate: Path, key: Path) -> str:
-    """Why the files cannot be served. They may be added or repaired later; meanwhile claims are allocated anyway."""
-    import ssl
-
-    from devalloc.net.http_server import server_tls
-
-    try:
-        server_tls(str(certificate), str(key))
-    except (OSError, ssl.SSLError) as error:
-        return f"{certificate}, {key}: {getattr(error, 'strerror', None) or error}"
-    return ""
-
-
-def _tls(host: str, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    import ssl
-
-    from devalloc.controller.certificate import self_signed
-    from devalloc.net.http_server import server_tls
-
-    if (certificate is None) != (key is None):
-        raise BadSetting("--tls-certificate", "and --tls-key must be given together")
-    if certificate is None:
-        return self_signed(["localhost", socket.gethostname(), *([] if host in ("0.0.0.0", "::") else [host])])
-    try:
-        return server_tls(str(certificate), str(key))
-    except (OSError, ssl.SSLError) as error:
-        raise BadSetting("--tls-certificate", f"{certificate}, --tls-key {key}: {error}") from None

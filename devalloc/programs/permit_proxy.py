@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.program import Program, ProgramFailed, ProgressDisplay
-from devalloc.programs.settings import IN_CLUSTER, KUBECONFIG, host_and_port
-from devalloc.settings import BadSetting, Network, declared, parse_network, setting
+from devalloc.programs.settings import IN_CLUSTER, KUBECONFIG
+from devalloc.settings import BadSetting, HostPort, Network, declared, parse_network, setting
 from devalloc.worker import when_set
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ class PermitProxyOptions:
     kubeconfig: Path | None = declared(KUBECONFIG)
     in_cluster: bool = declared(IN_CLUSTER)
     namespace: str = setting("Namespace of the controller.", default="devalloc-system", metavar="NAME")
-    listen: str = setting(
+    listen: tuple[str, int] | None = setting(
         "Admit agents here, by plain HTTP. One address of this host.",
+        type=HostPort("10.0.0.7:10297"),
         metavar="ADDRESS:PORT",
         env="DEVALLOC_PROXY_LISTEN",
         default="",
@@ -40,8 +41,9 @@ class PermitProxyOptions:
         metavar="CIDR",
         env="DEVALLOC_NEON_AGENTS",
     )
-    health_listen: str = setting(
+    health_listen: tuple[str, int] | None = setting(
         "Serve /healthz and /readyz here, by plain HTTP. Ready: the controller that leads answers. Empty: not at all.",
+        type=HostPort("0.0.0.0:10302"),
         default="",
         metavar="HOST:PORT",
     )
@@ -59,18 +61,17 @@ def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], dis
     if not options.agents:
         raise BadSetting("--agents", "must name the networks of the agents: anyone who can connect gets permits")
     address = os.environ.get("POD_IP", "")
-    listen = options.listen or (f"{address}:10297" if address else "")
-    at = host_and_port(listen, "--listen", "10.0.0.7:10297")
+    at = options.listen or ((address, 10297) if address else None)
     if at is None:
         raise BadSetting("--listen", "must name the address for agents; in a pod, POD_IP has it")
     try:
         plain = PlainListener(*at, options.agents)
     except UnsafeSettings as error:
-        raise BadSetting("--listen", f"{listen}, --agents: {error}") from None
+        raise BadSetting("--listen", f"{at[0]}:{at[1]}, --agents: {error}") from None
     proxy = PermitProxy(
         published_endpoint(connect(), options.namespace),
         plain,
-        host_and_port(options.health_listen, "--health-listen", "0.0.0.0:10302"),
+        options.health_listen,
         on_ready=lambda address: display.say(f"permits for agents at http://{in_url(address[0])}:{address[1]}/"),
     )
 
@@ -79,6 +80,6 @@ def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], dis
         try:
             proxy.run()
         except OSError as error:
-            raise ProgramFailed(f"cannot listen at {listen}: {os.strerror(error.errno or 0)}") from error
+            raise ProgramFailed(f"cannot listen at {at[0]}:{at[1]}: {os.strerror(error.errno or 0)}") from error
 
     return Program(loops=[forward], rescan=proxy.rescan)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from devalloc.settings import EXISTING_FILE, BadSetting, OneOf, PathTo, Setting, parse_duration, parse_interval
+from devalloc.settings import (
+    EXISTING_FILE,
+    BadSetting,
+    HostPort,
+    OneOf,
+    PathTo,
+    Setting,
+    parse_duration,
+    parse_interval,
+)
 from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT, POLICIES
 
 STORE = Setting(
@@ -79,6 +88,7 @@ PAGE = Setting(
     f"one is printed at every start and kept in {TOKEN_FILE} beside the store. Addresses other than those of this "
     "machine itself use TLS.",
     flag="--page",
+    type=HostPort("127.0.0.1:10301"),
     metavar="HOST:PORT",
     usual=True,
 )
@@ -103,13 +113,3 @@ def is_default_store(store: Path) -> bool:
 def node_state_folder(path: Path | None, store: Path) -> Path:
     """The given state folder of the node plugin, or the one beside the store."""
     return (path if path is not None else store.parent / "node").absolute()
-
-
-def host_and_port(text: str, option: str = "--listen", example: str = "0.0.0.0:10301") -> tuple[str, int] | None:
-    """The parts of HOST:PORT; None for an empty text. Raises BadSetting."""
-    if not text:
-        return None
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise BadSetting(option, f"must be HOST:PORT such as {example}, not {text!r}")
-    return host.strip("[]"), int(port)

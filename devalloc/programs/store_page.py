@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from devalloc.controller.http_endpoints import HttpSite
 from devalloc.program import ProgramFailed
-from devalloc.programs.settings import TOKEN_FILE, host_and_port
+from devalloc.programs.settings import TOKEN_FILE
 from devalloc.settings import BadSetting
 from devalloc.store import Store
 from devalloc.usage.page import FleetPage, SingleTokenAuthorizer
@@ -26,9 +26,15 @@ from devalloc.usage.page import FleetPage, SingleTokenAuthorizer
 class StorePage:
     """A page that shows a store to everyone who has the token."""
 
-    def __init__(self, address: str, store: Path, say: Callable[[str], None], *, on_terminal: bool) -> None:
-        """Raises BadSetting for an invalid address."""
-        self.host, self.port = _address_of(address)
+    def __init__(self, address: tuple[str, int], store: Path, say: Callable[[str], None], *, on_terminal: bool) -> None:
+        """Raises BadSetting for what is no address."""
+        self.host, self.port = address
+        try:
+            ip_address("127.0.0.1" if self.host == "localhost" else self.host)
+        except ValueError:
+            raise BadSetting(
+                "--page", f"must be an IP address and a port such as 127.0.0.1:10301, not {self.host}:{self.port}"
+            ) from None
         self._file = store.parent / TOKEN_FILE
         self._say = say
         self._on_terminal = on_terminal
@@ -101,14 +107,3 @@ class StorePage:
         finally:
             with suppress(OSError):
                 self._file.unlink()
-
-
-def _address_of(text: str) -> tuple[str, int]:
-    """Raises BadSetting."""
-    example = "127.0.0.1:10301"
-    if (at := host_and_port(text, "--page", example)) is not None:
-        with suppress(ValueError):
-            if at[0] != "localhost":
-                ip_address(at[0])
-            return at
-    raise BadSetting("--page", f"must be an IP address and a port such as {example}, not {text!r}")

@@ -60,7 +60,7 @@ class UpOptions:
         unset="if it can run: as root or with options of it, with its packages, on this machine's own devices",
         usual=True,
     )
-    page: str | None = declared(PAGE)
+    page: tuple[str, int] | None = declared(PAGE)
     plugin: PluginOptions = group(PluginOptions)
     migrations: MigrationLimits = group(MigrationLimits)
     host_capacity: bool = declared(HOST_CAPACITY)

@@ -15,7 +15,7 @@ from devalloc.api.adopted_pools import ADOPTED_AT, rule_manifest
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 from devalloc.cli.main import run
 from devalloc.controller.reconcile.resource_claims import adoption
-from devalloc.programs.controller_parts import ClusterSettings
+from devalloc.programs.controller_settings import ControllerSettings
 from devalloc.store.kubernetes import ApiError, Client
 from devalloc.usage.overview import fleet_monitor
 from tests.support import kube_build, kube_claims, kube_controllers, kube_node
@@ -276,7 +276,7 @@ def test_a_device_with_two_owners_is_an_alarm_whatever_its_driver(
         space.claim(name, "gpu", ours=False)
         status = {"allocation": {"devices": {"results": [result]}}}
         assert own.replace(f"{space.claims}/{name}/status", {**space.get(name), "status": status}).ok
-    process = Controller(client, ClusterSettings("alarmed", resource_claims=True))
+    process = Controller(client, ControllerSettings(name="alarmed", listen=None, resource_claims=True))
     thread = threading.Thread(target=process.run, daemon=True)
     thread.start()
     try:

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.fencing_program import FencingSettings
 from devalloc.controller.leader import election
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.reconcile.release import release_claim
-from devalloc.programs.controller_parts import ClusterSettings
+from devalloc.controller.settings import FencingSettings
+from devalloc.programs.controller_settings import ControllerSettings
 from devalloc.store.fencing import UncertainWrites, fence_objects
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_crds, kube_rights
@@ -179,11 +179,11 @@ class Gated(Client):
 
 
 def run_controller(
-    cluster: Cluster, name: str, client: Client, *, seconds: float = 60.0, deadline: float = 40.0, skew: float = 0.0
+    cluster: Cluster, name: str, client: Client, *, seconds: float = 60.0, skew: float = 0.0
 ) -> tuple[Controller, threading.Thread, list[object]]:
     """In a thread: how it ended is in the list. ``skew``: by how much its clock is ahead."""
     ended: list[object] = []
-    controller = Controller(client, ClusterSettings(name, seconds=seconds, deadline=deadline))
+    controller = Controller(client, ControllerSettings(name=name, lease=seconds, listen=None))
     controller.lease._clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + skew
 
     def run() -> None:
@@ -275,7 +275,7 @@ def controlling(cluster: Cluster, **settings: float) -> Iterator[tuple[Controlle
 def test_health_is_for_all_and_metrics_for_those_who_can_read_them(cluster: Cluster, audience: str) -> None:
     at: list[tuple[str, int]] = []
     client = Client.connect(cluster.kubeconfig("admin"))
-    settings = ClusterSettings("one", seconds=60.0, deadline=40.0, listen=("127.0.0.1", 0), audience=audience)
+    settings = ControllerSettings(name="one", lease=60.0, listen=("127.0.0.1", 0), token_audience=audience)
     controller = Controller(client, settings, on_listening=at.append)
     thread = threading.Thread(target=controller.run, daemon=True)
     thread.start()
@@ -318,7 +318,7 @@ def test_health_is_for_all_and_metrics_for_those_who_can_read_them(cluster: Clus
 def test_usage_of_both_dialects_is_counted_and_shown(cluster: Cluster) -> None:
     at: list[tuple[str, int]] = []
     client = Client.connect(cluster.kubeconfig("admin"))
-    settings = ClusterSettings("one", seconds=60.0, deadline=40.0, listen=("127.0.0.1", 0), audience="")
+    settings = ControllerSettings(name="one", lease=60.0, listen=("127.0.0.1", 0), token_audience="")
     controller = Controller(client, settings, on_listening=at.append)
     thread = threading.Thread(target=controller.run, daemon=True)
     thread.start()
@@ -506,9 +506,9 @@ def test_a_lost_node_is_switched_off_by_the_program_and_then_fenced(cluster: Clu
     calls, program = tmp_path / "calls", tmp_path / "off"
     program.write_text(f'#!/bin/sh\necho "$1 $DEVALLOC_NODE" >> {calls}\n[ -e {tmp_path}/works ]\n')
     program.chmod(0o755)
-    fencing = FencingSettings(str(program), after=0.1, one_in=1)
+    fencing = FencingSettings(program, after=0.1, one_in=1)
     client = Client.connect(cluster.kubeconfig("admin"))
-    controller = Controller(client, ClusterSettings("one", seconds=60.0, deadline=40.0, fencing=fencing))
+    controller = Controller(client, ControllerSettings(name="one", lease=60.0, listen=None, fencing=fencing))
     thread = threading.Thread(target=controller.run, daemon=True)
     thread.start()
     try:
@@ -617,7 +617,7 @@ def has_by_node(cluster: Cluster, path: str, node: str) -> bool:
 def test_it_goes_on_when_the_api_server_comes_back(cluster: Cluster) -> None:
     """Which has forgotten what its watches were to tell: they begin anew."""
     create(cluster, gpu_pool("p", devices=2), gpu_claim("a"))
-    with controlling(cluster, seconds=300.0, deadline=240.0) as (controller, _):
+    with controlling(cluster, seconds=300.0) as (controller, _):
         until(lambda: "a" in holders(cluster), "it answers")
         assert cluster.server is not None
         cluster.server.kill()
@@ -635,11 +635,11 @@ def test_it_goes_on_when_the_api_server_comes_back(cluster: Cluster) -> None:
 
 def test_clocks_of_the_two_need_not_agree(cluster: Cluster) -> None:
     create(cluster, gpu_pool("p", devices=2), gpu_claim("a"))
-    with controlling(cluster, seconds=30.0, deadline=20.0) as (first, _):
+    with controlling(cluster, seconds=30.0) as (first, _):
         until(lambda: "a" in holders(cluster), "it answers")
         other = Gated.connect(cluster.kubeconfig("admin"))
         assert isinstance(other, Gated)
-        second, thread, _ = run_controller(cluster, "two", other, seconds=30.0, deadline=20.0, skew=86_400.0)
+        second, thread, _ = run_controller(cluster, "two", other, seconds=30.0, skew=86_400.0)
         try:
             until(lambda: "held by one-" in second.controller.summary, "it has looked at the lease")
             for _ in range(2):

@@ -83,5 +83,7 @@ def test_a_port_that_is_taken_ends_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", ["here", "example.org:1", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", ":1"])
 def test_an_invalid_page_address_is_refused(devalloc: Shell, tmp_path: Path, page: str) -> None:
     output = devalloc("up", "--no-inventory", "--no-node", "--page", page, "--store", tmp_path / "devalloc.db")
-    form = "an IP address and a port" if page == "example.org:1" else "HOST:PORT"
-    assert (output.code, f"--page must be {form} such as 127.0.0.1:10301, not {page!r}" in output.err) == (2, True)
+    message = f"'--page': must be HOST:PORT such as 127.0.0.1:10301, not {page!r}"
+    if page == "example.org:1":
+        message = f"--page must be an IP address and a port such as 127.0.0.1:10301, not {page}"
+    assert (output.code, message in output.err) == (2, True)

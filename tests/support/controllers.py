@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from devalloc.program import Control, run
-from devalloc.programs.controller_parts import ClusterProcess
+from devalloc.programs.controller import ClusterProcess
 
 
 class Controller(ClusterProcess):

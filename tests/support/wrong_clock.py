@@ -27,7 +27,7 @@ def set_wrong(seconds: float) -> int:
     true = time.time
     time.time = lambda: true() + seconds
     Wrong.ahead = datetime.timedelta(seconds=seconds)
-    importlib.import_module("devalloc.programs.controller_parts")
+    importlib.import_module("devalloc.programs.controller")
     looking = [
         module
         for name, module in [*sys.modules.items()]

@@ -10,13 +10,12 @@ from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import settings_options, tracing
 from devalloc.cli.render.output import open_display
 from devalloc.program import Control, run
-from devalloc.programs import controller as program
-from devalloc.programs.controller import ControllerOptions
+from devalloc.programs.controller_settings import ControllerSettings
 
 
 @verb("controller")
-@settings_options(ControllerOptions, "options")
-def controller(options: ControllerOptions) -> int:
+@settings_options(ControllerSettings, "options")
+def controller(options: ControllerSettings) -> int:
     """Allocate the DeviceClaims of a cluster and place its VirtualMachines, until Ctrl-C or SIGTERM.
 
     Several can run: one leads, the others stand by. A leader that loses its lease ends at once with exit code 1 and
@@ -24,6 +23,7 @@ def controller(options: ControllerOptions) -> int:
     """
     from devalloc.cli.target import connect_cluster
     from devalloc.controller.leader.lease import LeaseLost
+    from devalloc.programs import controller as program
 
     if options.kubeconfig is None and not options.in_cluster:
         raise BadInput("name the cluster with --kubeconfig or --in-cluster; for this machine alone: devalloc up")

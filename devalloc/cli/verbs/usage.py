@@ -100,7 +100,7 @@ def _read(place: StoreTarget, controller_namespace: str, month: str) -> UsageRep
 
     try:
         if place.is_cluster:
-            from devalloc.programs.controller_parts import ObjectClient
+            from devalloc.programs.controller import ObjectClient
 
             client = connect_cluster(place.kubeconfig)
             return read_report(ObjectClient(client, controller_namespace), controller_namespace, month)

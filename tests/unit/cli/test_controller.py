@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.verbs.controller import controller
 from devalloc.cli.verbs.permit_proxy import permit_proxy
-from devalloc.programs.controller import ControllerOptions, _certificate_problem, _permits
+from devalloc.programs.controller_settings import ControllerSettings
 from devalloc.scaling.permits.arithmetic import PermitsArithmetic
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
@@ -56,10 +56,10 @@ def test_outside_a_pod_there_is_no_service_account() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--listen", "10301"], "--listen must be HOST:PORT"),
-        (["--listen", "localhost:http"], "--listen must be HOST:PORT"),
-        (["--listen", "localhost:70000"], "--listen must be HOST:PORT"),
-        (["--permits", "10299"], "--permits must be HOST:PORT such as 0.0.0.0:10299"),
+        (["--listen", "10301"], "'--listen': must be HOST:PORT"),
+        (["--listen", "localhost:http"], "'--listen': must be HOST:PORT"),
+        (["--listen", "localhost:70000"], "'--listen': must be HOST:PORT"),
+        (["--permits", "10299"], "'--permits': must be HOST:PORT such as 0.0.0.0:10299"),
         (["--permits", "0.0.0.0:10299"], "name the one that nodes use with --permits-address"),
         (["--permits", "0.0.0.0:10299", "--permits-address", "a/b"], "--permits-address must be an address or a name"),
         ([*DOOR, "--neon"], "--neon-permits needs --permits"),
@@ -97,10 +97,16 @@ def test_what_makes_no_sense_is_refused(kubeconfig: Path, options: list[str], me
 def test_a_certificate_that_cannot_be_served_yet_keeps_no_claim_from_being_answered(tmp_path: Path) -> None:
     """A Secret that is not there, or that has other content."""
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    assert _certificate_problem(certificate, key) == f"{certificate}, {key}: No such file or directory"
+    lines: list[str] = []
+    settings = ControllerSettings(tls_folder=tmp_path)
+    assert settings.checked(lines.append).tls is not None
+    then = "serving a self-signed certificate until there is one"
+    assert lines == [f"{certificate}, {key}: No such file or directory: {then}"]
     certificate.write_text("x")
     key.write_text("y")
-    assert _certificate_problem(certificate, key).startswith(f"{certificate}, {key}: ")
+    assert settings.checked(lines.append).tls is not None
+    assert lines[1].startswith(f"{certificate}, {key}: ")
+    assert lines[1].endswith(then)
 
 
 def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> None:
@@ -110,8 +116,8 @@ def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> 
         *("--permits-overcommit=2,1.5", "--memory-slot-size=512Mi", "--migration-deadline=3h"),
     ]
     context = controller.make_context("controller", [f"--kubeconfig={kubeconfig}", *words])
-    options = build(ControllerOptions, context.params)
-    at = _permits(options)
+    options = build(ControllerSettings, context.params)
+    at = options.checked(pytest.fail).permit_server
     assert at is not None
     assert at.migration_seconds == 3 * 3600.0
     assert at.arithmetic == PermitsArithmetic(

@@ -21,7 +21,7 @@ from devalloc.controller.leader.lease import Lease
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.machines.permits.leader_server import PermitListenAddress
-from devalloc.programs.controller_parts import ClusterSettings
+from devalloc.programs.controller_settings import ControllerSettings
 from devalloc.store import Unavailable
 from devalloc.store.kubernetes import ApiError
 from tests.support.controllers import Controller
@@ -57,7 +57,7 @@ class Dead(FakeClient):
 def test_one_dead_connection_does_not_cost_the_lease(seconds: float) -> None:
     clock, deadline = Clock(), seconds * 2 / 3
     client = Dead(FakeKube(), clock)
-    cluster = Controller(client, ClusterSettings("one", seconds=seconds, deadline=deadline))
+    cluster = Controller(client, ControllerSettings(name="one", lease=seconds))
     cluster.lease._clock = lambda: clock.now
     assert cluster.lease.take()
     clock.now += seconds / 3  # when it is renewed
@@ -114,7 +114,7 @@ def test_a_late_controller_is_not_ready_and_a_stuck_one_is_not_healthy(
 def running(
     client: FakeClient, on_round: Callable[[DeviceClaimRound], None] = lambda done: None, **settings: Any
 ) -> Iterator[Controller]:
-    config = ClusterSettings("one", seconds=600, deadline=500, **settings)
+    config = ControllerSettings(name="one", lease=600, **{"listen": None} | settings)
     cluster = Controller(client, config, on_round=on_round)  # type: ignore[arg-type]
     thread = threading.Thread(target=cluster.run)
     thread.start()
@@ -182,7 +182,7 @@ def test_claims_do_not_wait_for_neons_machines(fails: str) -> None:
 
     client.list, client.before = listed, before  # type: ignore[method-assign]
     permits = PermitListenAddress("127.0.0.1", 0, "127.0.0.1")
-    with running(client, neon=True, permits=permits) as cluster:
+    with running(client, neon=True, permit_server=permits) as cluster:
         until(lambda: cluster.controller.state == "leading")
         if fails == "rights":  # without them devalloc's own machines get no permits either
             until(lambda: cluster._permits is not None and cluster._permits.failing is not None)
@@ -286,7 +286,7 @@ def test_claims_are_answered_also_where_the_kinds_of_this_version_are_missing(st
         setattr(client, name, refusing(getattr(client, name)))
     rounds = SimpleQueue[DeviceClaimRound]()
     permits = PermitListenAddress("127.0.0.1", 0, "127.0.0.1")
-    with running(client, on_round=rounds.put, permits=permits) as cluster:
+    with running(client, on_round=rounds.put, permit_server=permits) as cluster:
         assert rounds.get(timeout=60).claims == 0
         until(lambda: cluster._permits is not None and cluster._permits.server is not None)
         assert cluster._permits is not None
@@ -295,7 +295,7 @@ def test_claims_are_answered_also_where_the_kinds_of_this_version_are_missing(st
 
 def test_health_has_a_port_of_its_own_for_probes() -> None:
     (port,) = free_ports(1)
-    with running(FakeClient(FakeKube()), health=("127.0.0.1", port)):
+    with running(FakeClient(FakeKube()), health_listen=("127.0.0.1", port)):
 
         def status(path: str) -> int:
             try:

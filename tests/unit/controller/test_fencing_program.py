@@ -13,14 +13,15 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.fencing import fence_statements, fenced_nodes
-from devalloc.controller.fencing_program import FencingSettings, NodeFencer, run_program
+from devalloc.controller.fencing_program import NodeFencer, run_program
+from devalloc.controller.settings import FencingSettings
 from devalloc.store import Change, Key, NotFound, Object, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc_solver import testing
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 
-SETTINGS = FencingSettings("/opt/power-off", after=300.0)
+SETTINGS = FencingSettings(Path("/opt/power-off"), after=300.0)
 NODES = "/api/v1/nodes"
 
 
@@ -44,7 +45,7 @@ class Fleet:
             self.store.commit([Change(Key.of(claim), claim["metadata"]["resourceVersion"], status, notes)])
         self.fencer = NodeFencer(
             self.store,
-            FencingSettings("/opt/power-off", **{"after": 300.0, **settings}),
+            FencingSettings(Path("/opt/power-off"), **{"after": 300.0, **settings}),
             lambda: self.leads,
             clock=lambda: self.now,
             call=self.call,

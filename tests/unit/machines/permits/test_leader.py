@@ -26,7 +26,7 @@ from devalloc.machines.permits.settings import Settings
 from devalloc.machines.permits.sources import MachineSources
 from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.machines.permits.writer import PermitWriter
-from devalloc.programs.controller_parts import ObjectClient
+from devalloc.programs.controller import ObjectClient
 from devalloc.scaling.messages.permits import PermitRequest, PodName, decode_request
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
 from devalloc.scaling.resources import NO_RESOURCES, Resources
