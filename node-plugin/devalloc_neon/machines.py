@@ -20,7 +20,7 @@ from devalloc.api.meta import LEADER
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.views import ObjectView, as_mapping, as_mappings
 from devalloc.machines.permits.decide import PermitRecord
-from devalloc.machines.permits.ledger import VmCondition, VmState
+from devalloc.machines.permits.ledger import MachineReading, VmCondition, VmState
 from devalloc.machines.permits.runner_usage import PodOwner, RunnerPod
 from devalloc.machines.permits.sources import (
     annotated_json,
@@ -83,15 +83,11 @@ class NeonMachines:
     def is_settled(self) -> bool:
         return not self.stamp
 
-    def read(self, obj: Object) -> VmState | None:
-        return read_neon_vm(obj)
-
-    def second(self, obj: Object) -> None:
-        """NeonVM's own scheduler keeps room for them."""
-
-    def owner(self, obj: Object) -> PodOwner:
-        info, _ = _read_info(obj)
-        return PodOwner(str(obj["metadata"].get("uid") or ""), None if info is None else info.min.most(info.max))
+    def read(self, obj: Object) -> MachineReading:
+        """Return what an object says. Where a machine moves to, NeonVM's own scheduler keeps room for it."""
+        info, is_readable = _read_info(obj)
+        owner = PodOwner(str(obj["metadata"].get("uid") or ""), None if info is None else info.min.most(info.max))
+        return MachineReading(_state(obj, info, is_readable), owner=owner)
 
     def read_pod(self, pod: Object) -> RunnerPod | None:
         return read_runner_pod(pod)
@@ -146,13 +142,12 @@ class NeonMachines:
             fence_objects(self.store, self.stamp, stop, kinds=(KIND,))
 
 
-def read_neon_vm(obj: Object) -> VmState | None:
-    """Read what counts of an object; None for one that is on no node or has ended."""
+def _state(obj: Object, info: VmInfo | None, is_readable: bool) -> VmState | None:
+    """What counts of an object; None for one that is on no node or has ended."""
     metadata, status = obj["metadata"], as_mapping(obj.get("status"))
     node, phase, pod = (_text(status.get(name)) for name in ("node", "phase", "podName"))
     if not node or phase in _HAS_ENDED:
         return None
-    info, is_readable = _read_info(obj)
     if info is None:
         log.warning("cannot read the amounts of NeonVM machine %s/%s", metadata["namespace"], metadata["name"])
         return None

@@ -22,7 +22,7 @@ import pytest
 
 from devalloc.machines.permits import Host, Settings
 from devalloc.machines.permits.ledger import CanMigrate
-from devalloc.machines.permits.migration import MigrationEnd
+from devalloc.machines.permits.store_migrator import MigrationEnd
 from devalloc.net.http_server import _ConnectionGuard, server_tls
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.resources import Resources

@@ -14,7 +14,6 @@ from those objects.
 from devalloc.machines.permits.hosts import Hosts, HostSource, published
 from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.machines.permits.ledger import Host
-from devalloc.machines.permits.migration import Migrator
 from devalloc.machines.permits.server import PermitServer, PermitServices
 from devalloc.machines.permits.settings import Settings
 
@@ -22,7 +21,6 @@ __all__ = [
     "Host",
     "HostSource",
     "Hosts",
-    "Migrator",
     "PermitServer",
     "PermitServices",
     "Settings",

@@ -15,7 +15,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from devalloc.controller.authorization import MAX_TOKEN, PostRequest, RateLimitedAuthorizer, is_allowed, token_user
 
@@ -62,15 +61,8 @@ _REJECTIONS = {
 }
 
 
-class CallerAuthenticator(Protocol):
-    """Who those are that ask. Use from any thread; a call may take as long as the API server does."""
-
-    def caller_of(self, token: str | None, address: str) -> Caller | CallerRejected:
-        """Whose token it is."""
-
-
 class NodeTokenAuthenticator:
-    """``CallerAuthenticator`` by what the API server says. Answers are kept for a while."""
+    """Knows by what the API server says who those are that ask. Use from any thread; answers are kept for a while."""
 
     def __init__(self, post: PostRequest, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``post``: creates reviews, as for ``RateLimitedAuthorizer``."""
@@ -82,6 +74,7 @@ class NodeTokenAuthenticator:
         self._guard = RateLimitedAuthorizer(self, "", clock=clock)
 
     def caller_of(self, token: str | None, address: str) -> Caller | CallerRejected:
+        """Whose token it is; a call may take as long as the API server does."""
         status = self._guard.status(token, address)
         if status != 200 or token is None:
             return CallerRejected(status, _REJECTIONS[status])

@@ -110,20 +110,26 @@ class Host:
     """Pods that are no machines, by namespace and name, and what they take of the limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class MachineReading:
+    """What an object says."""
+
+    state: VmState | None
+    """None: nothing of it counts on a node."""
+    second: SecondReservation | None = None
+    """What a second node keeps for a machine that moves."""
+    owner: PodOwner | None = None
+    """Which pods the machine owns, if pods run those of its source."""
+
+
 class MachineReader(Protocol):
-    """What objects that are machines say."""
+    """Reads objects that are machines."""
 
     def key(self, obj: Object) -> MachineKey:
         """Return the key of a machine by its object."""
 
-    def read(self, obj: Object) -> VmState | None:
-        """Return what counts of an object; None if nothing does."""
-
-    def second(self, obj: Object) -> SecondReservation | None:
-        """Return what a second node keeps for a machine that moves."""
-
-    def owner(self, obj: Object) -> PodOwner | None:
-        """Return which pods a machine owns."""
+    def read(self, obj: Object) -> MachineReading:
+        """Return what an object says."""
 
 
 def no_overhead(obj: Object) -> Resources:
@@ -216,15 +222,16 @@ class PermitLedgers:
         if before is not None and not starting and _version(obj) <= _version(before):
             return
         self._unbook(key)  # it may be on the node that counts it second now
-        old = self.records.get(key)
-        self._put(key, obj, before, starting)
-        self._book(key, obj)
-        if (owner := self._reader.owner(obj)) is not None:
+        old, reading = self.records.get(key), self._reader.read(obj)
+        self._put(key, obj, reading.state, before, starting)
+        if reading.second is not None:
+            self._book(key, reading.second)
+        if reading.owner is not None:
             named = filter(None, map(self._runners.place_of, _runner_pods(old, self.records.get(key))))
-            self._count_runners((*self._runners.own(key, owner), *named))
+            self._count_runners((*self._runners.own(key, reading.owner), *named))
 
-    def _put(self, key: MachineKey, obj: Object, before: Object | None, starting: bool) -> None:
-        record, old = self._reader.read(obj), self.records.get(key)
+    def _put(self, key: MachineKey, obj: Object, record: VmState | None, before: Object | None, starting: bool) -> None:
+        old = self.records.get(key)
         if record is not None and self._node not in (None, record.node):
             record = None
         machine = None if old is None else self.nodes[old.node].machines.get(key)
@@ -353,10 +360,9 @@ class PermitLedgers:
         if (node := self._second_nodes.pop(key, None)) is not None:
             self.nodes[node] = self.nodes[node].without(key)
 
-    def _book(self, key: MachineKey, obj: Object) -> None:
+    def _book(self, key: MachineKey, second: SecondReservation) -> None:
         """Count a machine that moves on the second node that has it."""
-        second = self._reader.second(obj)
-        if second is not None and self._node in (None, second.node):
+        if self._node in (None, second.node):
             node = self.nodes.get(second.node) or make_ledger(NO_RESOURCES, NO_RESOURCES)
             machine = _other_consumer(second.amounts)
             if second.is_leaving:  # the source gets it back soon: no other machine need leave for it

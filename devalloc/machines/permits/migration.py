@@ -6,13 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from devalloc.api.meta import parse_time
-from devalloc.api.reasons import Reason
 from devalloc.machines.permits.decide import NODE_PRESSURE, ConditionValue, PermitAnswer, PermitGrant, PermitRefused
 from devalloc.machines.permits.ledger import (
     MIGRATING,
@@ -22,6 +21,7 @@ from devalloc.machines.permits.ledger import (
     machines_to_migrate,
 )
 from devalloc.machines.permits.metrics import PermitMetrics
+from devalloc.machines.permits.store_migrator import NO_MIGRATION, StoreMigrator
 from devalloc.scaling.permits.ledger import MachineKey
 
 log = logging.getLogger(__name__)
@@ -35,34 +35,6 @@ RETRY_SECONDS = 300.0
 """How long a machine is left where it is whose migration failed, did not begin, or was withdrawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationEnd:
-    """How a migration ended."""
-
-    succeeded: bool
-    reason: str
-    """A code."""
-    message: str
-
-
-NO_MIGRATION = MigrationEnd(False, Reason.MIGRATION_WITHDRAWN.value, "its migration was deleted before it ended")
-"""How it ended if there is no migration of the machine: a user deleted it, or it did not begin."""
-
-
-class Migrator(Protocol):
-    """What can migrate a machine. Called from a thread of its own; whatever it raises is a failure."""
-
-    def begin(self, key: MachineKey, node: str) -> bool:
-        """Have the machine leave its node. False: it is on its way already."""
-
-    def withdraw(self, key: MachineKey) -> None:
-        """Have it stay after all; fine if nothing moves it."""
-
-    def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
-        """How its last migration since a moment (RFC 3339) ended; None while one goes on. ``NO_MIGRATION`` if there is
-        none: what ``begin`` has begun is over then."""
-
-
 class MigrationTracker:
     """All migrations of one server. Use from one event loop."""
 
@@ -71,7 +43,7 @@ class MigrationTracker:
         book: PermitLedgers,
         tell: WriteConditions,
         metrics: PermitMetrics,
-        migrator: Migrator | None,
+        migrator: StoreMigrator | None,
         seconds: float,
     ) -> None:
         """``seconds``: how long one may take."""

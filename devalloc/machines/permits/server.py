@@ -24,9 +24,10 @@ from devalloc.machines.permits.hosts import HostSource
 from devalloc.machines.permits.leadership import Leadership, new_holder, permits_lease
 from devalloc.machines.permits.ledger import CanMigrate, Host, PermitLedgers, dump_ledgers, has_no_devices
 from devalloc.machines.permits.metrics import PermitMetrics
-from devalloc.machines.permits.migration import MigrationTracker, Migrator
+from devalloc.machines.permits.migration import MigrationTracker
 from devalloc.machines.permits.settings import Settings
 from devalloc.machines.permits.sources import MachineSource, MachineSources
+from devalloc.machines.permits.store_migrator import StoreMigrator
 from devalloc.machines.permits.writer import RETRY_SECONDS, PermitWriter, RunInWriter, StoreChanges
 from devalloc.store import Event, Object, Store, StoreError, Unavailable
 from devalloc.store.watcher import Listed, Watcher
@@ -66,7 +67,7 @@ class PermitServices:
     """It answers for the machines of this node only, beside the servers of other nodes; None: for those of all."""
     sources: Sequence[MachineSource] = ()
     """Of machines beside devalloc's own. The store must support their kinds."""
-    migrator: Migrator | None = None
+    migrator: StoreMigrator | None = None
     movable: Callable[[], CanMigrate] = lambda: has_no_devices
     """Reads what keeps machines on their nodes; returns how to judge by that. Raises StoreError."""
     accounts: Callable[[PermitLedgers, Leadership], Accounts] | None = None

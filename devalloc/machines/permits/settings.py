@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from devalloc.machines.permits.caller_auth import CallerAuthenticator
+from devalloc.machines.permits.caller_auth import NodeTokenAuthenticator
 from devalloc.net.localhost import is_loopback
 from devalloc.scaling.permits import PORT
 from devalloc.scaling.permits.arithmetic import PermitsArithmetic
@@ -51,7 +51,7 @@ class Settings(PermitsArithmetic):
     """The token that callers must send as ``Authorization: Bearer``. Without TLS they send it unencrypted."""
     shown_to_all: bool = False
     """Whether anyone who can reach the port may read the state and the metrics without the token."""
-    callers: CallerAuthenticator | None = None
+    callers: NodeTokenAuthenticator | None = None
     """Authenticates callers, if each has its own token. It needs TLS."""
     tls: ssl.SSLContext | None = None
     """Serve with TLS; with ``verify_mode=CERT_REQUIRED``, only callers with a valid certificate."""

@@ -21,8 +21,15 @@ from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
 from devalloc.api.views import MachineView, as_mapping
 from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.machines.permits.decide import PermitRecord
-from devalloc.machines.permits.ledger import MIGRATING, SHOULD_MIGRATE, SecondReservation, VmCondition, VmState
-from devalloc.machines.permits.runner_usage import PodOwner, RunnerPod
+from devalloc.machines.permits.ledger import (
+    MIGRATING,
+    SHOULD_MIGRATE,
+    MachineReading,
+    SecondReservation,
+    VmCondition,
+    VmState,
+)
+from devalloc.machines.permits.runner_usage import RunnerPod
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.resources import NO_RESOURCES, Resources
 from devalloc.scaling.vm_info import (
@@ -81,14 +88,8 @@ class MachineSource(Protocol):
         """What has the pods that run its machines, and their kind; None: there are none, or the machines count by their
         objects alone."""
 
-    def read(self, obj: Object) -> VmState | None:
-        """Return what counts of an object; None for one that is on no node."""
-
-    def second(self, obj: Object) -> SecondReservation | None:
-        """Return what a second node keeps for a machine that moves; None for one that does not."""
-
-    def owner(self, obj: Object) -> PodOwner | None:
-        """Return which pods a machine owns, if pods run those of this source."""
+    def read(self, obj: Object) -> MachineReading:
+        """Return what an object says."""
 
     def read_pod(self, pod: Object) -> RunnerPod | None:
         """Return what counts of a pod; None for one that runs no machine of this source."""
@@ -130,17 +131,9 @@ class MachineSources:
         source = self.of(key)
         return ObjectKey(source.kind, key[0], key[1].removeprefix(source.prefix))
 
-    def read(self, obj: Object) -> VmState | None:
-        """Return what counts of an object; None if nothing does."""
-        return self._of_object(obj).read(obj)
-
-    def second(self, obj: Object) -> SecondReservation | None:
-        """Return what a second node keeps for a machine that moves."""
-        return self._of_object(obj).second(obj)
-
-    def owner(self, obj: Object) -> PodOwner | None:
-        """Return which pods a machine owns."""
-        return self._of_object(obj).owner(obj)
+    def read(self, obj: Object) -> MachineReading:
+        """Return what an object says."""
+        return self._by_kind[ObjectKey.of(obj).kind].read(obj)
 
     @property
     def pods(self) -> tuple[Store, str] | None:
@@ -150,9 +143,6 @@ class MachineSources:
     def read_pod(self, pod: Object) -> RunnerPod | None:
         """Return what counts of a pod; None for one that runs no machine."""
         return next(filter(None, (source.read_pod(pod) for source in self.all)), None)
-
-    def _of_object(self, obj: Object) -> MachineSource:
-        return self._by_kind[ObjectKey.of(obj).kind]
 
 
 class VirtualMachines:
@@ -166,14 +156,8 @@ class VirtualMachines:
     is_settled = True
     pods = None
 
-    def read(self, obj: Object) -> VmState | None:
-        return read_vm(obj)
-
-    def second(self, obj: Object) -> SecondReservation | None:
-        return second_reservation(obj)
-
-    def owner(self, obj: Object) -> None:
-        """They own none."""
+    def read(self, obj: Object) -> MachineReading:
+        return MachineReading(read_vm(obj), second_reservation(obj))
 
     def read_pod(self, pod: Object) -> None:
         """No pods run them."""

@@ -17,6 +17,7 @@ from devalloc.api.machine_location import (
 )
 from devalloc.api.meta import parse_time
 from devalloc.api.moved_claims import claim_users
+from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.machines.migrations import (
     begin_migration,
@@ -24,7 +25,6 @@ from devalloc.machines.migrations import (
     migrations_by_machine,
     withdraw_migration,
 )
-from devalloc.machines.permits.migration import NO_MIGRATION, MigrationEnd
 from devalloc.machines.schedule.migrations import KIND
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.store import Key, Object, Store
@@ -33,6 +33,20 @@ PURPOSE = "pressure"
 """Part of the names of the migrations that are created here."""
 _MAX_AGE_OF_MIGRATIONS_SECONDS = 1.0
 _CLOCK_SLACK = timedelta(seconds=2)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationEnd:
+    """How a migration ended."""
+
+    succeeded: bool
+    reason: str
+    """A code."""
+    message: str
+
+
+NO_MIGRATION = MigrationEnd(False, Reason.MIGRATION_WITHDRAWN.value, "its migration was deleted before it ended")
+"""How it ended if there is no migration of the machine: a user deleted it, or it did not begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +59,7 @@ class _Listing:
 
 
 class StoreMigrator:
-    """Has the controller migrate machines. From any thread; raises StoreError.
+    """Has the controller migrate machines. From any thread; raises StoreError, which is a failure.
 
     It reads the migrations of a namespace at most once a second: a tenant can have any number that wait.
     """
@@ -58,7 +72,7 @@ class StoreMigrator:
         self._listings: dict[str, _Listing] = {}
 
     def begin(self, key: MachineKey, node: str) -> bool:
-        """Create a migration; False if the machine has one already."""
+        """Have the machine leave its node; False if it is on its way already."""
         with self._lock:
             views = self._migrations_of(key)
             if any(map(_is_unfinished, views)):
@@ -67,7 +81,7 @@ class StoreMigrator:
             return True
 
     def withdraw(self, key: MachineKey) -> None:
-        """Delete those that were created here. Others are their creators'."""
+        """Have the machine stay after all: delete those that were created here. Others are their creators'."""
         with self._lock:
             views = self._migrations_of(key)
             for view in [view for view in views if _is_unfinished(view) and _is_own(view)]:
@@ -75,7 +89,8 @@ class StoreMigrator:
                 views.remove(view)
 
     def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
-        """How the last one ended that began or ended after a moment, own or not; None while one goes on."""
+        """How the last one ended that began or ended after a moment (RFC 3339), own or not; None while one goes on.
+        ``NO_MIGRATION`` if there is none: what ``begin`` has begun is over then."""
         with self._lock:
             views = [*self._migrations_of(key)]
         ended = [view for view in views if view.is_over and _last_time(view) >= _time(since) - _CLOCK_SLACK]

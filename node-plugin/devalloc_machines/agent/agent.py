@@ -21,7 +21,7 @@ from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_machines.agent.channels import Channels
-from devalloc_machines.agent.progress import ScalerMeter
+from devalloc_machines.agent.metrics import ScalingMetrics
 from devalloc_machines.agent.scaler import Scaler, ScalerTimeouts
 from devalloc_node.errors import NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, RequestHandler
@@ -54,7 +54,7 @@ class Agent:
         rules: ScalingRules,
         waits: ScalerTimeouts | None = None,
         rng: random.Random | None = None,
-        meter: ScalerMeter | None = None,
+        meter: ScalingMetrics | None = None,
     ) -> None:
         self._meter = meter
         self._rules, self._waits = rules, waits or ScalerTimeouts()

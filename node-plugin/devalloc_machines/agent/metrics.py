@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter as Count
 from collections.abc import Callable, Collection, Iterable
-from typing import get_args
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -23,8 +23,10 @@ from prometheus_client.registry import Collector
 
 from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import Resources
-from devalloc_machines.agent.progress import Request, Result
 
+Request = Literal["permit", "change", "look", "upscale", "downscale", "metrics", "lfc"]
+Result = Literal["done", "short", "denied", "failed", "unknown"]
+"""``short``: less was permitted, or reached, than was asked for, or the guest refused."""
 REQUESTS, RESULTS = get_args(Request), get_args(Result)
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _MILLI = 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from devalloc.net.rate import SlidingWindowCount
 from devalloc.scaling.health import ChannelHealth, DecisionRevisions, HealthLimits, StuckReason, stuck_reasons
@@ -12,6 +12,7 @@ from devalloc.scaling.metrics import GuestReport
 from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
 from devalloc.scaling.resources import Resources
 from devalloc_machines.agent.guest_monitor_client import MonitorStatus
+from devalloc_machines.agent.metrics import Request, Result, ScalingMetrics
 from devalloc_machines.qemu.spec import whole_cpus
 from devalloc_node.errors import Denied, Failed, NodeError
 
@@ -53,29 +54,8 @@ class GuestLag:
 
 _log = logging.getLogger("devalloc.agent.scaler")
 Channel = Literal["permits", "machine", "monitor"]
-Request = Literal["permit", "change", "look", "upscale", "downscale", "metrics", "lfc"]
 Metrics = Literal["metrics", "lfc"]
-Result = Literal["done", "short", "denied", "failed", "unknown"]
-"""``short``: less was permitted, or reached, than was asked for, or the guest refused."""
 _METRICS: dict[Metrics, str] = {"metrics": "metrics of the guest", "lfc": "metrics of the guest's cache"}
-
-
-class ScalerMeter(Protocol):
-    """Counts what scalers do."""
-
-    def counted(self, request: Request, result: Result) -> None:
-        """A request ended."""
-
-    def came_through(self, milliseconds: int) -> None:
-        """A machine has what was decided for it so long ago."""
-
-
-class NoMeter:
-    """Counts nothing."""
-
-    def counted(self, request: Request, result: Result) -> None: ...
-
-    def came_through(self, milliseconds: int) -> None: ...
 
 
 class ScalerProgress:
@@ -85,9 +65,9 @@ class ScalerProgress:
         self,
         machine: str,
         limits: HealthLimits,
-        meter: ScalerMeter,
+        meter: ScalingMetrics | None,
     ) -> None:
-        """``machine``: its name in log lines."""
+        """``machine``: its name in log lines. ``meter``: counts what scalers do."""
         self._machine, self._limits, self._meter = machine, limits, meter
         self._warned: tuple[str, ...] = ()
         self._revisions = DecisionRevisions()
@@ -106,7 +86,8 @@ class ScalerProgress:
         """A request ended so, or with this error."""
         if isinstance(result, NodeError):
             result = "denied" if isinstance(result, Denied) else "failed" if isinstance(result, Failed) else "unknown"
-        self._meter.counted(request, result)
+        if self._meter is not None:
+            self._meter.counted(request, result)
 
     def well(self, channel: Channel) -> None:
         """The last request of the channel did not fail."""
@@ -157,7 +138,8 @@ class ScalerProgress:
             first, self._wanted = self._wanted is None, wanted
             if not first:
                 self._revisions.next(now)
-        if using == wanted and (took := self._revisions.observed(self._revisions.last, now)) is not None:
+        took = self._revisions.observed(self._revisions.last, now) if using == wanted else None
+        if took is not None and self._meter is not None:
             self._meter.came_through(took)
 
     def denied(self, now: int) -> None:

@@ -21,7 +21,8 @@ from devalloc.scaling.health import HealthLimits, ScalingReport, StuckReason
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import PermitError, ScalingRules, ScalingState
 from devalloc_machines.agent.channels import ChangeRefused, Channels
-from devalloc_machines.agent.progress import GuestLag, Metrics, NoMeter, ScalerMeter, ScalerProgress
+from devalloc_machines.agent.metrics import ScalingMetrics
+from devalloc_machines.agent.progress import GuestLag, Metrics, ScalerProgress
 from devalloc_machines.agent.report import amounts_text, scaling_report, state_dump
 from devalloc_node.errors import NodeError, Unknown
 
@@ -75,7 +76,7 @@ class Scaler:
         channels: Callable[[Scaler], Channels],
         waits: ScalerTimeouts | None = None,
         rng: random.Random | None = None,
-        meter: ScalerMeter | None = None,
+        meter: ScalingMetrics | None = None,
     ) -> None:
         """``machine``: its name in log lines. ``channels`` gets the scaler, which listens to its monitor."""
         self._machine = machine
@@ -105,7 +106,7 @@ class Scaler:
         self._look_again = 0
         self._seen: Resources | None = None
         self._over_since: int | None = None
-        self._track = ScalerProgress(machine, self._waits.stuck, meter or NoMeter())
+        self._track = ScalerProgress(machine, self._waits.stuck, meter)
         self._guest = GuestLag(self._waits.guest_patience, self._waits.stuck.silence)
 
     async def run(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
@@ -37,7 +37,9 @@ from devalloc_machines.vms.objects import Outcome
 from devalloc_machines.vms.status import permit_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.host.linux import Route
+
+if TYPE_CHECKING:
+    from devalloc_machines.agent.agent_thread import AgentThread
 
 SCALE_SECONDS = 10.0
 """For one amount, or the rates: a guest that boots, or refuses, is asked again later."""
@@ -85,28 +87,8 @@ def offer_cpu_control(runners: RunnerControl | None, vm: VirtualMachine, machine
     return [] if problem is None else [Outcome("RunnerFailed", problem)]
 
 
-class ScalingControl(Protocol):
-    """Who scales machines; see `devalloc_machines.agent.agent_thread`. Safe for threads."""
-
-    @property
-    def settings(self) -> ScalingSettings: ...
-
-    def keep(self, scaled: ScaledMachine) -> None:
-        """Scale this machine, from now on or as before. Raises Denied (``GuestAddressInUse``) if an older one has
-        its guest's address."""
-
-    def drop(self, key: str) -> None:
-        """Leave the machine as it is."""
-
-    def report(self, key: str) -> ScalingReport | None:
-        """How far it is; None while that is not known."""
-
-    def way_to(self, address: str) -> Route:
-        """How this host gets there. Raises OSError."""
-
-
 def scaled_machine(
-    vm: VirtualMachine, scaling: MachineScaling, machine: MachineView, who: ScalingControl, runner_pod: str = ""
+    vm: VirtualMachine, scaling: MachineScaling, machine: MachineView, who: AgentThread, runner_pod: str = ""
 ) -> ScaledMachine:
     """``runner_pod``: as its status names it. Raises Denied: its guest cannot be where its object says
     (``GuestElsewhere``), or no goal can be computed as it says (``ScalingConfigInvalid``)."""
@@ -137,7 +119,7 @@ def scaled_machine(
 
 
 def scale_by_load(
-    who: ScalingControl, operations: MachineOperations, vm: VirtualMachine, machine: MachineView, runner_pod: str = ""
+    who: AgentThread, operations: MachineOperations, vm: VirtualMachine, machine: MachineView, runner_pod: str = ""
 ) -> list[Outcome]:
     """Have a machine that runs scaled by its load; what is in the way. ``runner_pod``: as of ``scaled_machine``."""
     if vm.spec.scaling is None:
@@ -214,7 +196,7 @@ def hold_to_rates(operations: MachineOperations, machine: MachineView, rates: Ra
     return [Outcome("LimitNotEnforced", "; ".join(missing))] if missing else []
 
 
-def _check_address(address: str, machine: MachineView, who: ScalingControl) -> None:
+def _check_address(address: str, machine: MachineView, who: AgentThread) -> None:
     """Whether the plugin, which has rights and reaches networks that the author of an object has not, may be sent
     there: to the address that the machine has in the network of warm setups, behind a TAP interface of the machine, or
     where the admin says that guests are. Raises Denied."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from devalloc.api import views
 from devalloc.api.machine_location import LIVE_MIGRATABLE
@@ -28,7 +28,6 @@ from devalloc_machines.vms.objects import Outcome, retry_delay
 from devalloc_machines.vms.scaling import (
     SCALE_SECONDS,
     RunnerControl,
-    ScalingControl,
     amounts_of,
     guest_amounts,
     hold_to_rates,
@@ -74,6 +73,9 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.model.grant import ClaimRef
 
+if TYPE_CHECKING:
+    from devalloc_machines.agent.agent_thread import AgentThread
+
 log = logging.getLogger(__name__)
 
 REMOVE_SECONDS = 90.0
@@ -88,7 +90,7 @@ _RUN = ("machineID", "pid")
 class MachineControls:
     """Who acts on machines by what is outside of QEMU. None: nothing does."""
 
-    scaling: ScalingControl | None = None
+    scaling: AgentThread | None = None
     """Scales machines by the load of their guests."""
     runners: RunnerControl | None = None
     """Lets controllers decide on the CPU time of machines."""

@@ -34,7 +34,7 @@ def neon_vm(status: Object = RUNS, *, version: int = 1, **metadata: dict[str, st
 
 
 def state(obj: Object) -> VmState:
-    record = SOURCES.read(obj)
+    record = SOURCES.read(obj).state
     assert record is not None
     return record
 
@@ -67,7 +67,7 @@ def test_the_larger_of_spec_and_status_counts(status: Object, use: Resources) ->
     "status", [{}, {"phase": "Pending"}, {**RUNS, "phase": "Succeeded"}, {**RUNS, "phase": "Failed"}]
 )
 def test_machines_without_a_node_and_ended_ones_do_not_count(status: Object) -> None:
-    assert SOURCES.read(neon_vm(status)) is None
+    assert SOURCES.read(neon_vm(status)).state is None
 
 
 @pytest.mark.parametrize(

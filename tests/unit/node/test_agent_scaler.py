@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.metrics import GuestReport, SystemMetrics
@@ -17,7 +18,7 @@ from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_machines.agent.agent import Agent, ScalingTarget
 from devalloc_machines.agent.channels import ChangeRefused
-from devalloc_machines.agent.progress import NoMeter
+from devalloc_machines.agent.metrics import ScalingMetrics
 from devalloc_machines.agent.scaler import Scaler, ScalerTimeouts
 from devalloc_node.errors import Denied, Failed
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes
@@ -368,10 +369,11 @@ def test_the_refusal_of_a_machine_is_reported_in_its_words() -> None:
     assert (report.reason.code, report.reason.message) == ("MachineFailed", "the guest keeps its memory")
 
 
-class DecisionTimes(NoMeter):
+class DecisionTimes(ScalingMetrics):
     """How long decisions took, in milliseconds."""
 
     def __init__(self) -> None:
+        super().__init__(CollectorRegistry(), list)
         self.took: list[int] = []
 
     def came_through(self, milliseconds: int) -> None:

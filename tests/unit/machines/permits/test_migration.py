@@ -11,8 +11,9 @@ import pytest
 from devalloc.machines.permits.decide import ConditionValue, PermitGrant
 from devalloc.machines.permits.ledger import Host, PermitLedgers
 from devalloc.machines.permits.metrics import PermitMetrics
-from devalloc.machines.permits.migration import NO_MIGRATION, MigrationEnd, MigrationTracker
+from devalloc.machines.permits.migration import MigrationTracker
 from devalloc.machines.permits.settings import Settings
+from devalloc.machines.permits.store_migrator import NO_MIGRATION, MigrationEnd
 from devalloc.scaling.permits.ledger import MachineKey, should_migrate
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra

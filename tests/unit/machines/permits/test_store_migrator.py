@@ -11,9 +11,8 @@ import pytest
 from devalloc.api import machine_location
 from devalloc.machines.migrations import begin_migration
 from devalloc.machines.permits.ledger import Host, PermitLedgers
-from devalloc.machines.permits.migration import NO_MIGRATION, MigrationEnd
 from devalloc.machines.permits.settings import Settings
-from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
+from devalloc.machines.permits.store_migrator import NO_MIGRATION, MigrationEnd, MovableMachines, StoreMigrator
 from devalloc.scaling.permits.ledger import all_to_migrate, is_under_pressure
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
