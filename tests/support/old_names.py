@@ -79,10 +79,17 @@ class _Finder(MetaPathFinder, Loader):
         if fullname not in self._modules:
             return None
         real = PathFinder.find_spec(fullname, path, target)
-        if real is None or real.loader is None:
+        if real is None or real.loader is None or not self._is_of_the_release(real):
             return ModuleSpec(fullname, self, is_package=True)
         real.loader = _InPlace(real.loader, self)
         return real
+
+    @staticmethod
+    def _is_of_the_release(spec: ModuleSpec) -> bool:
+        """Whether it lies beside the own package of the release: of others, those of this version are installed."""
+        own = PathFinder.find_spec("devalloc")
+        folders = () if own is None else [Path(each).parent for each in own.submodule_search_locations or ()]
+        return any(Path(spec.origin or "").is_relative_to(folder) for folder in folders)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Renamed(spec.name)
