@@ -9,14 +9,14 @@ from pathlib import Path
 
 from devalloc.inventory.capacity.cpus import CpuTopology, NumaNode, parse_cpu_list
 from devalloc_machines.warm.pool import Pool
-from devalloc_machines.warm.setup import Setup, WarmConfig
+from devalloc_machines.warm.setup import Setup, SetupPart, WarmConfig
 from tests.support.deadlines import soon
 
 BOOT = "boot-1"
 
 
 @dataclass
-class ToyPart:
+class ToyPart(SetupPart):
     """A part that is there or not."""
 
     there: list[str] = field(default_factory=list)
@@ -34,11 +34,8 @@ class ToyPart:
         if setup.id in self.there:
             self.there.remove(setup.id)
 
-    def is_whole(self, setup: Setup) -> bool:
-        return setup.id in self.there
-
     def lives(self, setup: Setup) -> bool:
-        return self.is_whole(setup)
+        return setup.id in self.there
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from devalloc_machines.warm.addresses import UPLINK, BridgeNetwork, derived_mac
 from devalloc_machines.warm.network import ForeignNameError, namespace_inode
-from devalloc_machines.warm.setup import Setup
+from devalloc_machines.warm.setup import Setup, SetupPart
 from devalloc_node.errors import Denied, Failed, raise_first
 from devalloc_node.host import firewall
 from devalloc_node.host.network_namespace import has_interface, in_a_thread, netlink
@@ -208,7 +208,7 @@ def _rules(bridge: HostBridge) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class VethPart:
+class VethPart(SetupPart):
     """The veth pair between the bridge and a setup's namespace."""
 
     network: BridgeNetwork | None

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.machines import MachineUsage
@@ -33,35 +32,13 @@ from devalloc_machines.warm.network import ForeignNameError
 from devalloc_machines.warm.paused_machine import MachinePart, check_template, free_user, paused_spec
 from devalloc_machines.warm.pool_state import PoolState
 from devalloc_machines.warm.records import SetupRecord, SetupRecords
-from devalloc_machines.warm.setup import Inode, NotEnoughSetups, Setup, WarmConfig, new_identifier
+from devalloc_machines.warm.setup import Inode, NotEnoughSetups, Setup, SetupPart, WarmConfig, new_identifier
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
 
 
-class SetupPart(Protocol):
-    """Stateless, safe for threads."""
-
-    @property
-    def name(self) -> str:
-        """Stable: it is in records."""
-
-    def make(self, setup: Setup) -> Setup:
-        """Make it; the setup with what is known of it now. Raises OSError, FileExistsError if something has its
-        place already, which then has another owner; NodeError."""
-
-    def remove(self, setup: Setup) -> None:
-        """Remove it from whatever a crash left of it; do nothing if it is gone. Raises OSError, or ForeignNameError if
-        something else is in its place."""
-
-    def is_whole(self, setup: Setup) -> bool:
-        """Whether it is there as it was made."""
-
-    def lives(self, setup: Setup) -> bool:
-        """The same, as far as can be told in microseconds."""
-
-
 @dataclass(frozen=True, slots=True)
-class FolderPart:
+class FolderPart(SetupPart):
     name: str = "folder"
 
     def make(self, setup: Setup) -> Setup:
@@ -90,7 +67,7 @@ class FolderPart:
 
 
 @dataclass(frozen=True, slots=True)
-class NamespacePart:
+class NamespacePart(SetupPart):
     name: str = "namespace"
 
     def make(self, setup: Setup) -> Setup:
@@ -100,18 +77,15 @@ class NamespacePart:
     def remove(self, setup: Setup) -> None:
         network.remove_namespace(setup.namespace, setup.inode)
 
-    def is_whole(self, setup: Setup) -> bool:
+    def lives(self, setup: Setup) -> bool:
         try:
             return network.namespace_inode(setup.namespace) == setup.inode
         except OSError:
             return False
 
-    def lives(self, setup: Setup) -> bool:
-        return self.is_whole(setup)
-
 
 @dataclass(frozen=True, slots=True)
-class TapPart:
+class TapPart(SetupPart):
     name: str = "tap"
 
     def make(self, setup: Setup) -> Setup:
@@ -132,9 +106,6 @@ class TapPart:
             return network.has_tap(setup.namespace, setup.tap)
         except OSError:
             return False
-
-    def lives(self, setup: Setup) -> bool:
-        return True  # who takes it away has entered the namespace
 
 
 _BEYOND_A_BOOT = ("folder", "cni")

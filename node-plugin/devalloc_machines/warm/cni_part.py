@@ -12,7 +12,7 @@ from devalloc_machines.warm import cni
 from devalloc_machines.warm.addresses import UPLINK, CniNetwork
 from devalloc_machines.warm.cni import Attachment
 from devalloc_machines.warm.network import namespace_inode
-from devalloc_machines.warm.setup import Setup
+from devalloc_machines.warm.setup import Setup, SetupPart
 from devalloc_node.errors import raise_first
 from devalloc_node.host.network_namespace import has_interface, inside, interface_index, netlink
 from devalloc_node.model.network_address import NetworkAddress
@@ -22,7 +22,7 @@ DELETE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class CniPart:
+class CniPart(SetupPart):
     network: CniNetwork | None
     """None: nothing is added, and what there is is deleted."""
     cache: Path
@@ -66,9 +66,6 @@ class CniPart:
             return is_same and inside(setup.namespace, lambda: has_interface(UPLINK))
         except OSError:
             return False
-
-    def lives(self, setup: Setup) -> bool:
-        return True  # who takes it away has entered the namespace
 
 
 def delete(cache: Path, attachment: Attachment) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from devalloc_machines.warm.addresses import JOINT, UPLINK, derived_mac
 from devalloc_machines.warm.network import namespace_inode
-from devalloc_machines.warm.setup import Setup
+from devalloc_machines.warm.setup import Setup, SetupPart
 from devalloc_node.errors import Failed
 from devalloc_node.host import firewall
 from devalloc_node.host.network_namespace import has_interface, inside, interface_index, netlink
@@ -25,7 +25,7 @@ _TABLE = "devalloc"
 
 
 @dataclass(frozen=True, slots=True)
-class GuestPortPart:
+class GuestPortPart(SetupPart):
     """The last of a network's parts: from then on the guest is in it."""
 
     nft: str = "nft"
@@ -45,9 +45,6 @@ class GuestPortPart:
             return inside(setup.namespace, lambda: _ports() == {setup.tap, UPLINK})
         except OSError:
             return False
-
-    def lives(self, setup: Setup) -> bool:
-        return True  # who takes it away has entered the namespace
 
 
 def join(setup: Setup, network: NetworkAddress, nft: str) -> None:

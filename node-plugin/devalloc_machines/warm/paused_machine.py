@@ -14,11 +14,11 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu import confinement, launch, machine_files, preflight
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, kill, wait
-from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
+from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer, run_state
 from devalloc_machines.qemu.records import MachineRecord
 from devalloc_machines.qemu.registry import PAUSED
 from devalloc_machines.qemu.spec import MachineSandbox, MachineSpec, Nic, machine_id, spec_of, with_address
-from devalloc_machines.warm.setup import Setup
+from devalloc_machines.warm.setup import Setup, SetupPart
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 
@@ -47,7 +47,7 @@ def check_template(machine: VirtualMachine) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class MachinePart:
+class MachinePart(SetupPart):
     """As any machine's QEMU it has a session of its own and outlives the plugin, until its setup is removed."""
 
     config: MachineConfig
@@ -97,9 +97,6 @@ class MachinePart:
         group = self.config.group(name)
         return self.config.folder(name).exists() or confinement.exists(self.config.cgroups, group)
 
-    def is_whole(self, setup: Setup) -> bool:
-        return self.lives(setup)
-
     def lives(self, setup: Setup) -> bool:
         """Its process: what it does is not asked, for its owner may talk to it."""
         with suppress(OSError):
@@ -117,8 +114,7 @@ class MachinePart:
         """Whether its CPUs have never run. One that does not say so may be used."""
         try:
             with self._monitor(setup) as monitor:
-                status = monitor.execute("query-status", deadline=Deadline.after(_ASK_SECONDS))
-                return bool(status["status"] == PAUSED)
+                return run_state(monitor, Deadline.after(_ASK_SECONDS)) == PAUSED
         except (NodeError, LookupError, TypeError):
             return False
 

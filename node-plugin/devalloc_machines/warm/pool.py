@@ -23,13 +23,14 @@ from devalloc.inventory.sysfs import Tree
 from devalloc.worker import repeat
 from devalloc_machines.qemu.cpu_pinning import CpuHolder, CpuPinning, NotEnoughCpus, choose_cpus
 from devalloc_machines.qemu.spec import MachineSandbox, MachineSpec, SandboxProvider, whole_cpus
-from devalloc_machines.warm.builder import Admit, Leftover, SetupBuilder, SetupPart, SetupTeardown
+from devalloc_machines.warm.builder import Admit, Leftover, SetupBuilder, SetupTeardown
 from devalloc_machines.warm.pool_state import PoolState, pool_closed_error
 from devalloc_machines.warm.records import SetupRecord, SetupRecords
 from devalloc_machines.warm.setup import (
     NotEnoughSetups,
     PoolStatus,
     SetupNotTaken,
+    SetupPart,
     TakenSetup,
     WarmConfig,
 )
@@ -38,97 +39,6 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.model.grant import shown
 from devalloc_node.model.network_address import NetworkAddress
-
-
-class PoolRefill:
-    """Safe for threads."""
-
-    def __init__(
-        self, config: WarmConfig, pool_state: PoolState, builder: SetupBuilder, clearing: SetupTeardown
-    ) -> None:
-        self._config = config
-        self._pool_state = pool_state
-        self._builder = builder
-        self._clearing = clearing
-
-    def fill(self, number: int) -> None:
-        """As ``Pool.fill``."""
-        if number < 1:
-            return
-        with self._pool_state.mutex:
-            self._pool_state.check_open()
-            self._pool_state.begin_making(number)
-        first: BaseException | None = None
-        counting = threading.Lock()
-        stopped = threading.Event()
-        begun = 0
-
-        def work() -> None:
-            nonlocal begun
-            if stopped.is_set():
-                return
-            with counting:
-                begun += 1
-            try:
-                record = self.make_one()
-                if record is not None:
-                    self._pool_state.finish_making(record)
-            except BaseException:
-                stopped.set()
-                raise
-
-        try:
-            with ThreadPoolExecutor(min(self._config.workers, number), thread_name_prefix="warm") as workers:
-                for done in as_completed([workers.submit(work) for _ in range(number)]):
-                    first = first or done.exception()
-        finally:  # also if no thread can be had
-            with self._pool_state.mutex:
-                self._pool_state.making -= number - begun
-                self._pool_state.mutex.notify_all()
-        if first is not None:
-            raise first
-
-    def refill(self) -> None:
-        """As ``Pool.refill``."""
-        with self._pool_state.mutex:
-            surplus = len(self._pool_state.ready) - self._config.target if self._pool_state.is_open else 0
-            for _ in range(surplus):  # of an earlier run that kept more
-                self._pool_state.discard(self._pool_state.ready.pop())
-        if surplus > 0:
-            self._clearing.remove_all()
-        with self._pool_state.mutex:
-            room = self._config.most - self._pool_state.total
-            ready = len(self._pool_state.ready) + self._pool_state.making
-            missing = self._config.target - ready if self._pool_state.is_open else 0
-        with suppress(NotEnoughSetups):  # another caller was faster
-            self.fill(min(missing, room))
-
-    def make_one(self, *, bare: bool = False) -> SetupRecord | None:
-        """One of those that room was made for, still counted as being made; None if it is not wanted any more.
-        ``bare``: no machine is to wait in it. Without the lock. Raises Failed, NotEnoughSetups."""
-        pool_state = self._pool_state
-        try:
-            if not pool_state.is_open:
-                pool_state.finish_making(None)
-                return None
-            _, record = self._builder.make(bare=bare)
-        except BaseException as error:
-            with pool_state.mutex:
-                pool_state.finish_making(None)
-                pool_state.failed(error)
-                if isinstance(error, Leftover):
-                    pool_state.discard(error.record)
-            raise
-        with pool_state.mutex:
-            pool_state.made += 1
-            pool_state.problem = ""
-            if pool_state.is_open:
-                return record
-            record = pool_state.discard(record)
-            pool_state.finish_making(None)
-        self._clearing.remove(record, {})
-        return None
-
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +81,6 @@ class Pool:
         self._builder = SetupBuilder(config, self._records, boot, parts, admit)
         self._pool_state = PoolState(config)
         self._clearing = SetupTeardown(self._pool_state, self._builder, config.workers)
-        self._filling = PoolRefill(config, self._pool_state, self._builder, self._clearing)
         self._boot = boot
         self._read_cpus = cpus
         self._blind = blind
@@ -341,7 +250,7 @@ class Pool:
         return record
 
     def _made_for(self, owner: str, request: str, chosen: Callable[[], CpuPinning | None], bare: bool) -> SetupRecord:
-        pool_state, made = self._pool_state, self._filling.make_one(bare=bare)
+        pool_state, made = self._pool_state, self._make_one(bare=bare)
         if made is None:
             raise pool_closed_error()
         try:
@@ -425,12 +334,82 @@ class Pool:
     def fill(self, number: int) -> None:
         """Create so many more, several at a time. If one fails, those that exist or are being created stay, no further
         one begins, and the first error is raised. Raises NotEnoughSetups, before it creates any, above the maximum."""
-        self._filling.fill(number)
+        if number < 1:
+            return
+        with self._pool_state.mutex:
+            self._pool_state.check_open()
+            self._pool_state.begin_making(number)
+        first: BaseException | None = None
+        counting = threading.Lock()
+        stopped = threading.Event()
+        begun = 0
+
+        def work() -> None:
+            nonlocal begun
+            if stopped.is_set():
+                return
+            with counting:
+                begun += 1
+            try:
+                record = self._make_one()
+                if record is not None:
+                    self._pool_state.finish_making(record)
+            except BaseException:
+                stopped.set()
+                raise
+
+        try:
+            with ThreadPoolExecutor(min(self.config.workers, number), thread_name_prefix="warm") as workers:
+                for done in as_completed([workers.submit(work) for _ in range(number)]):
+                    first = first or done.exception()
+        finally:  # also if no thread can be had
+            with self._pool_state.mutex:
+                self._pool_state.making -= number - begun
+                self._pool_state.mutex.notify_all()
+        if first is not None:
+            raise first
 
     def refill(self) -> None:
         """Make as many as are missing, and remove what is ready beyond the target. Raises NodeError for the first that
         cannot be made."""
-        self._filling.refill()
+        with self._pool_state.mutex:
+            surplus = len(self._pool_state.ready) - self.config.target if self._pool_state.is_open else 0
+            for _ in range(surplus):  # of an earlier run that kept more
+                self._pool_state.discard(self._pool_state.ready.pop())
+        if surplus > 0:
+            self._clearing.remove_all()
+        with self._pool_state.mutex:
+            room = self.config.most - self._pool_state.total
+            ready = len(self._pool_state.ready) + self._pool_state.making
+            missing = self.config.target - ready if self._pool_state.is_open else 0
+        with suppress(NotEnoughSetups):  # another caller was faster
+            self.fill(min(missing, room))
+
+    def _make_one(self, *, bare: bool = False) -> SetupRecord | None:
+        """One of those that room was made for, still counted as being made; None if it is not wanted any more.
+        ``bare``: no machine is to wait in it. Without the lock. Raises Failed, NotEnoughSetups."""
+        pool_state = self._pool_state
+        try:
+            if not pool_state.is_open:
+                pool_state.finish_making(None)
+                return None
+            _, record = self._builder.make(bare=bare)
+        except BaseException as error:
+            with pool_state.mutex:
+                pool_state.finish_making(None)
+                pool_state.failed(error)
+                if isinstance(error, Leftover):
+                    pool_state.discard(error.record)
+            raise
+        with pool_state.mutex:
+            pool_state.made += 1
+            pool_state.problem = ""
+            if pool_state.is_open:
+                return record
+            record = pool_state.discard(record)
+            pool_state.finish_making(None)
+        self._clearing.remove(record, {})
+        return None
 
     def look(self) -> None:
         """See what has died of what is ready; try to remove what could not be removed. Raises NodeError."""

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
 
 from devalloc.store.errors import is_disk_full
 from devalloc_machines.warm.setup import Inode, is_identifier
@@ -23,6 +25,11 @@ SetupState = Literal["making", "ready", "taken", "removing"]
 _SUFFIX = ".json"
 _MAX_BYTES = 1 << 16
 _SPARE_BYTES = _MAX_BYTES
+
+
+_Network = Annotated[
+    NetworkAddress, BeforeValidator(from_content), PlainSerializer(NetworkAddress.to_content, return_type=dict)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +48,16 @@ class SetupRecord:
     """Who has taken it."""
     request: str = ""
     """What its owner called the taking, so that it may be repeated."""
-    since_ms: int = 0
+    since_ms: Annotated[int, Field(alias="sinceMs")] = 0
     """When it was taken, since 1970 UTC."""
     cpus: tuple[int, ...] = ()
     """Of the host, that its owner's vCPUs are pinned to."""
     nodes: tuple[int, ...] = ()
     """The NUMA nodes of these."""
-    cpu_milli: int = 0
+    cpu_milli: Annotated[int, Field(alias="cpuMilli")] = 0
     """Thousandths of a CPU that the machine in it takes of the host; 0 if there is none, as for the next."""
-    memory_bytes: int = 0
-    network: NetworkAddress | None = None
+    memory_bytes: Annotated[int, Field(alias="memoryBytes")] = 0
+    network: _Network | None = None
     """Who its guest is in the network of setups: no other setup has the address while this is there."""
 
     def with_part(self, name: str) -> SetupRecord:
@@ -58,6 +65,10 @@ class SetupRecord:
 
     def without_part(self, name: str) -> SetupRecord:
         return replace(self, parts=tuple(part for part in self.parts if part != name))
+
+
+_ROW = TypeAdapter(SetupRecord)
+"""A record as the JSON of its file, whose name is the id of the setup."""
 
 
 class SetupRecords:
@@ -101,7 +112,8 @@ class SetupRecords:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(_text(record))  # all of it: if space runs out, a part of it would be written
+                # All of it: if space runs out, a part of it would be written.
+                file.write(_ROW.dump_json(record, by_alias=True, exclude={"id"}))
             os.rename(temporary, place)
         except OSError:
             with suppress(OSError):  # which takes space
@@ -149,51 +161,9 @@ class SetupRecords:
             descriptor = os.open(self._folder / f"{name}{_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
                 content = json.loads(file.read(_MAX_BYTES))
-            return _record(name, content)
-        except (OSError, ValueError, KeyError, TypeError):
+            return _ROW.validate_python({**content, "id": name})
+        except (OSError, ValueError, LookupError, TypeError):
             return None
-
-
-def _text(record: SetupRecord) -> bytes:
-    content = {
-        "state": record.state,
-        "boot": record.boot,
-        "parts": record.parts,
-        "inode": record.inode,
-        "user": record.user,
-        "owner": record.owner,
-        "request": record.request,
-        "sinceMs": record.since_ms,
-        "cpus": record.cpus,
-        "nodes": record.nodes,
-        "cpuMilli": record.cpu_milli,
-        "memoryBytes": record.memory_bytes,
-        **({} if record.network is None else {"network": record.network.to_content()}),
-    }
-    return json.dumps(content, separators=(",", ":")).encode()
-
-
-def _record(name: str, content: Any) -> SetupRecord:
-    state, inode = content["state"], content["inode"]
-    texts = (content["boot"], content["owner"], content["request"], *content["parts"])
-    if state not in get_args(SetupState) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(name)
-    return SetupRecord(
-        name,
-        state,
-        content["boot"],
-        tuple(content["parts"]),
-        None if inode is None else (int(inode[0]), int(inode[1])),
-        None if content.get("user") is None else int(content["user"]),
-        content["owner"],
-        content["request"],
-        int(content["sinceMs"]),
-        tuple(map(int, content.get("cpus", ()))),
-        tuple(map(int, content.get("nodes", ()))),
-        int(content.get("cpuMilli", 0)),
-        int(content.get("memoryBytes", 0)),
-        None if content.get("network") is None else from_content(content["network"]),
-    )
 
 
 def _unavailable(where: Path, error: OSError) -> Failed:

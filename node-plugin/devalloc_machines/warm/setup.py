@@ -104,6 +104,32 @@ class Setup:
         return derived_mac(self.id)
 
 
+class SetupPart:
+    """One part of setups, which is made and removed alone. Stateless, safe for threads."""
+
+    __slots__ = ()
+    name: str
+    """Stable: it is in records."""
+
+    def make(self, setup: Setup) -> Setup:
+        """Make it; the setup with what is known of it now. Raises OSError, FileExistsError if something has its
+        place already, which then has another owner; NodeError."""
+        raise NotImplementedError
+
+    def remove(self, setup: Setup) -> None:
+        """Remove it from whatever a crash left of it; do nothing if it is gone. Raises OSError, which is the one of
+        ``network`` for foreign names if something else is in its place."""
+        raise NotImplementedError
+
+    def is_whole(self, setup: Setup) -> bool:
+        """Whether it is there as it was made."""
+        return self.lives(setup)
+
+    def lives(self, setup: Setup) -> bool:
+        """The same, as far as can be told in microseconds."""
+        return True  # who takes it away has entered the namespace
+
+
 @dataclass(frozen=True, slots=True)
 class WarmConfig:
     """The administrator's words about the pool."""
