@@ -13,11 +13,12 @@ from textwrap import wrap
 from typing import Annotated, Any, get_args, get_origin
 
 from devalloc.api import reference
+from devalloc.api.api_kind import ApiKind
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.decode import key_names
 from devalloc.api.device_class import DeviceClassSpec
 from devalloc.api.fields import ApiModel
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.meta import MetadataField
 from devalloc.api.quantity import Quantity
 from devalloc.api.reference import FieldReference, annotation_docs, kind_fields

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.api_kind import ApiKind
 from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, READY, VALID
 from devalloc.api.fields import PATTERN_MESSAGE
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.reference import described_schema
 from devalloc.api.yaml_reader import dump_yaml
 
@@ -451,7 +452,7 @@ COLUMNS: dict[str, tuple[CrdColumn, ...]] = {
     ),
     "VgpuConfig": (CrdColumn("Profile", ".spec.profile"), _AGE),
 }
-"""By kind."""
+"""By kind; all others have the age only."""
 
 SELECTABLE: dict[str, tuple[str, ...]] = {
     "DevicePool": (".spec.nodeName", ".spec.driver"),
@@ -520,7 +521,7 @@ def definition(kind: ApiKind) -> dict[str, Any]:
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": _schema(kind)},
-        "additionalPrinterColumns": [column.definition() for column in COLUMNS[kind.kind]],
+        "additionalPrinterColumns": [column.definition() for column in COLUMNS.get(kind.kind, (_AGE,))],
     }
     if kind.kind in SELECTABLE:
         version["selectableFields"] = [{"jsonPath": path} for path in SELECTABLE[kind.kind]]

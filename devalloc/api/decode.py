@@ -13,13 +13,14 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from devalloc.api import adopted_pools, dedicated_pools, meta
+from devalloc.api.api_kind import ApiKind
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc.api.content_cache import ContentCache
 from devalloc.api.device_class import ConfigObject
 from devalloc.api.fast_pool import read_fast
 from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.meta import DEVMGMT, MetadataField
 from devalloc.api.node_rules import FIELD, Restrictions, restrictions_of
 from devalloc.api.object_meta import ObjectMeta

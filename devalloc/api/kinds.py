@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+from devalloc.api.api_kind import ApiKind
 from devalloc.api.meta import DEVALLOC, DEVMGMT
-
-if TYPE_CHECKING:
-    from devalloc.api.fields import ApiModel
-
-
-@cache
-def _model(path: str) -> type[ApiModel]:
-    module, _, name = path.partition(":")
-    model: type[ApiModel] = getattr(import_module(module), name)
-    return model
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKind:
-    """A kind, with its names on the command line and in the Kubernetes API."""
-
-    kind: str
-    api_version: str
-    plural: str
-    singular: str
-    short_names: tuple[str, ...]
-    namespaced: bool
-    model_path: str = "devalloc.api.device_class:ConfigObject"
-    """Where its model is: MODULE:CLASS."""
-    has_status: bool = False
-
-    @property
-    def model(self) -> type[ApiModel]:
-        """Its model, which is imported when it is used first: many know kinds by their names only."""
-        return _model(self.model_path)
-
-    @property
-    def group(self) -> str:
-        return self.api_version.partition("/")[0]
-
-    @property
-    def version(self) -> str:
-        return self.api_version.partition("/")[2]
+from devalloc.plugins import KINDS, installed
 
 
 def _kind(name: str, module: str, api_version: str, plural: str, *short: str, namespaced: bool = True) -> ApiKind:
     path, has_status = f"devalloc.api.{module}:{name}", not name.endswith("Config")
-    return ApiKind(name, api_version, plural, name.lower(), short, namespaced, path, has_status)
+    is_new = name in ("VirtualMachineMigration", "VirtualMachineReplicaSet")
+    return ApiKind(name, api_version, plural, name.lower(), short, namespaced, path, has_status, is_new)
 
 
 API_KINDS: dict[str, ApiKind] = {
@@ -67,9 +27,10 @@ API_KINDS: dict[str, ApiKind] = {
         _kind("VfioConfig", "device_class", DEVALLOC, "vfioconfigs"),
         _kind("VfConfig", "device_class", DEVALLOC, "vfconfigs"),
         _kind("VgpuConfig", "device_class", DEVALLOC, "vgpuconfigs"),
+        *installed(KINDS),
     )
 }
-"""By kind, such as "DevicePool"."""
+"""By kind, such as "DevicePool"; those of other packages are the last."""
 ALLOCATABLE_KINDS = ("DeviceClaim", "VirtualMachine")
 """Kinds of objects to which the controller allocates devices, or a node."""
 

@@ -16,8 +16,9 @@ from itertools import pairwise
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.api_kind import ApiKind
 from devalloc.api.fields import PATTERN_MESSAGE, UNIT, ApiModel
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.validation.schema import field_schemas, model_schema
 
 _OF_EVERY_OBJECT = {

@@ -151,6 +151,10 @@ class VerbGroup(click.Group):
         super().__init__(*args, **kwargs)
         self._other_words, self._advice = other_words or {}, advice or {}
 
+    def has_command(self, ctx: click.Context, name: str) -> bool:
+        """Whether it has the verb, which need not be imported for that."""
+        return name in self.list_commands(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The whole first sentence of each, which click would cut off at one line."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -162,7 +166,7 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
-        if not name.startswith("-") and name not in self.list_commands(ctx):
+        if not name.startswith("-") and not self.has_command(ctx, name):
             from devalloc.api.problems import closest_match
 
             above = "" if ctx.parent is None else f"{ctx.info_name} "

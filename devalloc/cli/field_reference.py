@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.api_kind import ApiKind
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.problems import closest_match
 from devalloc.api.reference import FieldReference, child_fields, field_at, kind_fields
 from devalloc.cli.command import BadInput

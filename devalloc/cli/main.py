@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from devalloc import plugins
 from devalloc.cli.command import Verb, VerbGroup, help_all_option, shows_all, translate_error
 from devalloc.cli.terminal import print_line
 
@@ -92,6 +93,7 @@ VERBS: dict[str, dict[str, str]] = {
         "help": "show the help of a command",
     },
 }
+_OURS = dict.fromkeys(name for section in VERBS.values() for name in section)
 _MODULES = {
     "backup": "snapshot",
     "completion": "help",
@@ -153,7 +155,7 @@ ADVICE = {
     **dict.fromkeys(("autoscale", "cp", "debug", "exec", "expose", "port-forward", "rollout", "run"), _PODS),
     **dict.fromkeys(("auth", "certificate", "cluster-info", "config", "proxy"), _CLUSTER),
     "options": "`devalloc help COMMAND` shows the options of a command",
-    "plugin": "devalloc has no plugins; `devalloc --help` lists the commands",
+    "plugin": "`devalloc --help` lists the commands, also those of other packages",
 }
 """Verbs of kubectl and virtctl that devalloc does not have, and what to use instead."""
 BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--context", "--log-level", "--log-format"}
@@ -186,16 +188,23 @@ USUAL_OPTIONS = {
 
 
 class DevallocCommand(VerbGroup):
-    """Imports a verb's module of ``devalloc.cli.verbs`` when the verb is used, so that unused verbs cost nothing."""
+    """Imports a verb's module of ``devalloc.cli.verbs`` when the verb is used, so that unused verbs cost nothing. Those
+    of other packages come after ours, and are looked for when there is no verb of ours with the name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for section in VERBS.values() for name in section]
+        return [*_OURS, *(name for name in plugins.registered(plugins.VERBS) if name not in _OURS)]
+
+    def has_command(self, ctx: click.Context, name: str) -> bool:
+        return name in _OURS or name in plugins.registered(plugins.VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if not self.has_command(ctx, cmd_name):
             return None
         name = cmd_name.replace("-", "_")
-        command = getattr(importlib.import_module(f"devalloc.cli.verbs.{_MODULES.get(cmd_name, name)}"), name)
+        if cmd_name in _OURS:
+            command = getattr(importlib.import_module(f"devalloc.cli.verbs.{_MODULES.get(cmd_name, name)}"), name)
+        else:
+            command = plugins.registered(plugins.VERBS)[cmd_name].load()
         assert isinstance(command, click.Command)
         _shorten_help(command, cmd_name)
         _add_variables(command, f"DEVALLOC_{name.upper()}")
@@ -226,7 +235,7 @@ class DevallocCommand(VerbGroup):
         while rest and rest[0].partition("=")[0] in BEFORE_THE_VERB:
             length = 1 if "=" in rest[0] else 2
             moved, rest = [*moved, *rest[:length]], rest[length:]
-        if not moved or not rest or rest[0] not in self.list_commands(ctx):
+        if not moved or not rest or not self.has_command(ctx, rest[0]):
             return args
         # For `devalloc vm list` they go behind `list`.
         at = 2 if isinstance(self.get_command(ctx, rest[0]), click.Group) else 1
@@ -237,12 +246,16 @@ class DevallocCommand(VerbGroup):
             super().format_epilog(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        added = [name for name in self.list_commands(ctx) if name not in _OURS]
+        commands = ((name, self.get_command(ctx, name)) for name in added)
+        more = {name: one.get_short_help_str(limit=1000) for name, one in commands if one is not None}
+        sections = {**VERBS, **({"Other packages": more} if more else {})}
         if shows_all(ctx):
-            for title, verbs in VERBS.items():
+            for title, verbs in sections.items():
                 with formatter.section(title):
                     formatter.write_dl(list(verbs.items()))
             return
-        (start, first), *others = VERBS.items()
+        (start, first), *others = sections.items()
         about = {name: text for _, verbs in others for name, text in verbs.items()}
         for title, rows in ((start, [*first.items()]), ("Every day", [(name, about[name]) for name in EVERY_DAY])):
             with formatter.section(title):

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from devalloc.api.kinds import API_KINDS, ApiKind, find_kind
+from devalloc.api.api_kind import ApiKind
+from devalloc.api.kinds import API_KINDS, find_kind
 from devalloc.api.problems import closest_match
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.render.output import one_line

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 from devalloc.controller.settings import DEFAULT_MIGRATION_LIMITS, MigrationLimits
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, allowable
 from devalloc.inventory.capacity.config import CapacityConfig, parse_bandwidth, parse_size
-from devalloc.plugins import installed
+from devalloc.plugins import NODE_PARTS, installed
 from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.settings import DEFAULT_SOCKET as SOCKET
 from devalloc.programs.settings import is_default_store, node_state_folder
@@ -483,7 +483,6 @@ def node_settings(
     from devalloc_machines.qemu.machine_files import MachineConfig
     from devalloc_machines.warm.part import warm_part
     from devalloc_node.binding.binding import BindingConfig
-    from devalloc_node.parts import GROUP
 
     if options.metrics is not None:
         from devalloc_node.metrics.registry import check_address
@@ -535,7 +534,7 @@ def node_settings(
         migrations=_migrations(options.machines),
         runners=scaling.runners,
         shared_storage=tuple(Path(folder) for folder in options.access.shared_storage),
-        parts=(warm_part(None if options.dry_run else warm, setups), machines_part, *installed(GROUP)),
+        parts=(warm_part(None if options.dry_run else warm, setups), machines_part, *installed(NODE_PARTS)),
         dry_run=options.dry_run,
         metrics=options.metrics,
         resync=resync,

@@ -1,7 +1,7 @@
 """What a part adds to a node: a subclass of ``NodePart`` overrides what it has, and the node asks all parts alike.
 
 ``NodeSettings.parts`` names the parts of a node. An installed package adds one of its own by an entry point of the
-group GROUP: a function of the node that returns the part.
+group devalloc.node_parts: a function of the node that returns the part.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from devalloc.program import Loop as Loop
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import PreparedDevice, StepKind
 from devalloc_node.service.server import ExclusiveEndpoint, Service
-
-GROUP = "devalloc.node_parts"
 
 
 class NodePart:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.api_kind import ApiKind
 from devalloc.api.conditions import DEFAULT_STATUS
 from devalloc.api.decode import decode
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS
 from devalloc.controller.reconcile.decision import IN_CONDITIONS, decide_claims
 from devalloc_solver import solve_manifests
 from tests.conformance import case

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from devalloc.api import crds
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.api_kind import ApiKind
+from devalloc.api.kinds import API_KINDS
 from tests.support.kube_api import Cluster
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

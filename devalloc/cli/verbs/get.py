@@ -30,7 +30,7 @@ from devalloc.cli.terminal import print_data, print_line, print_note
 from devalloc.store.errors import Key, NotFound
 
 if TYPE_CHECKING:
-    from devalloc.api.kinds import ApiKind
+    from devalloc.api.api_kind import ApiKind
     from devalloc.cli.render.output import Cell, GrowingTable
     from devalloc.store import Store
 

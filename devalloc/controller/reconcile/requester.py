@@ -2,7 +2,7 @@
 
 It puts what its objects ask for and hold into the solver's input, as claims that no user can name (``owner_names``).
 From the answer it decides what is written on its objects, in one with what is written on claims. The program gives the
-loop its requesters. An installed package adds one by an entry point of the group GROUP.
+loop its requesters. An installed package adds one by an entry point of the group devalloc.requesters.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from devalloc.controller.reconcile.events import ObjectEvent, claim_events
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.surroundings import Surroundings
 from devalloc.store import Key, Object
-
-GROUP = "devalloc.requesters"
 
 
 @dataclass(frozen=True, slots=True)

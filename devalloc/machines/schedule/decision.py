@@ -51,7 +51,7 @@ def decide_machines(
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(one["namespace"], one["name"]): one for one in answer["claims"]}
     by_claim = {(key.namespace or "default", key.name): unit for unit in units for key in unit.keys if unit.granted}
-    leaving = {Key.of(claim) for claims in placing.evicted.values() for claim in claims}
+    leaving = {Key.of(claim) for claims in placing.standing.evicted.values() for claim in claims}
     left = {id(unit): unit for unit in units if not unit.keys & leaving}
     done: list[WriteUnit] = []
     joint: dict[tuple[str, str], list[Change]] = {}
@@ -80,7 +80,7 @@ def decide_machines(
     done += [WriteUnit(tuple(changes), granted=True) for changes in joint.values() if changes]
     for key, (reason, message) in placing.waiting.items():
         done += condition_units(placing.objects[key], reason, message, now)
-    for key, entries in placing.running.items():
+    for key, entries in placing.standing.running.items():
         done.append(WriteUnit((_adopt_change(placing.objects[key], entries, placing.pools, now),), granted=False))
     for key, growth in placing.growing.items():
         one = answers[growth.parts[0]]
@@ -95,8 +95,8 @@ def decide_machines(
     for key, entries in placing.fitted.items():
         change = _adopt_change(placing.objects[key], entries, placing.pools, now)
         done.append(WriteUnit((change,), granted=False, released=True))
-    for key in placing.freed:
-        changes = (_free_change(placing.objects[key]), *map(release_change, placing.evicted.get(key, ())))
+    for key in placing.standing.freed:
+        changes = (_free_change(placing.objects[key]), *map(release_change, placing.standing.evicted.get(key, ())))
         done.append(WriteUnit(changes, granted=False, released=True))
     return [*left.values(), *done]
 

@@ -208,61 +208,39 @@ def single_numa(entries: Sequence[Any], pools: Mapping[str, Object]) -> int | No
     return numbers.pop() if len(numbers) == 1 else None
 
 
-@dataclass(frozen=True, slots=True)
 class MachineStates:
     """Of all machines of one input."""
 
-    placed: Mapping[MachineKey, tuple[Object, list[Any]]]
-    """Those that something is kept for, and what they count for."""
-    running: Mapping[MachineKey, list[Any]]
-    """Those of them that run without anything being kept for them yet, and what is to be."""
-    asking: Mapping[MachineKey, tuple[Object, VirtualMachine]]
-    """Those that a place is looked for."""
-    waiting: Mapping[MachineKey, tuple[str, str]]
-    """Those that none is looked for, with reason and message."""
-    freed: frozenset[MachineKey]
-    """Placed ones that have not begun, and that must not run any more, or not as or where they were placed."""
-    evicted: Mapping[MachineKey, Sequence[Object]]
-    """Those of them that were evicted from their node, and their claims that have devices there."""
-    resting: frozenset[MachineKey]
-    """Those that left a node and are not to run: their claims wait for them."""
-    agree: frozenset[MachineKey]
-    """Those that are to be on one NUMA node with their devices."""
-    owners: Mapping[ClaimKey, MachineKey]
-    """Which machine a claim is placed with."""
-    unowned: Mapping[ClaimKey, MachineKey]
-    """Claims that wait with their machine."""
-    on_second_node: Mapping[MachineKey, tuple[Object, list[Any]]]
-    """Those that count on two nodes that say what they have, and what is kept for them on the second: their target, or
-    once they are handed over, their source, which has them paused until the target takes them."""
-
-
-def machine_states(
-    docs: Sequence[Object], hosts: Mapping[str, Object], claims: Mapping[ClaimKey, Object]
-) -> MachineStates:
-    """``hosts``: the pools of what nodes have for machines, by node."""
-    return _MachineSorter(hosts, claims).sorted(docs)
-
-
-class _MachineSorter:
-    """Lives for one call."""
-
-    def __init__(self, hosts: Mapping[str, Object], claims: Mapping[ClaimKey, Object]) -> None:
-        self.hosts = hosts
-        self.claims = claims
-        self.owners: dict[ClaimKey, MachineKey] = {}
-        self.waiting: dict[MachineKey, tuple[str, str]] = {}
-        self.running: dict[MachineKey, list[Any]] = {}
-        self.freed: set[MachineKey] = set()
-        self.evicted: dict[MachineKey, Sequence[Object]] = {}
-        self.resting: dict[MachineKey, Object] = {}
-        self.asking: dict[MachineKey, tuple[Object, VirtualMachine]] = {}
+    def __init__(self, docs: Sequence[Object], hosts: Mapping[str, Object], claims: Mapping[ClaimKey, Object]) -> None:
+        """``hosts``: the pools of what nodes have for machines, by node."""
+        self._hosts = hosts
+        self._claims = claims
         self.placed: dict[MachineKey, tuple[Object, list[Any]]] = {}
+        """Those that something is kept for, and what they count for."""
+        self.running: dict[MachineKey, list[Any]] = {}
+        """Those of them that run without anything being kept for them yet, and what is to be."""
+        self.asking: dict[MachineKey, tuple[Object, VirtualMachine]] = {}
+        """Those that a place is looked for."""
+        self.waiting: dict[MachineKey, tuple[str, str]] = {}
+        """Those that none is looked for, with reason and message."""
+        self.freed: set[MachineKey] = set()
+        """Placed ones that have not begun, and that must not run any more, or not as or where they were placed."""
+        self.evicted: dict[MachineKey, Sequence[Object]] = {}
+        """Those of them that were evicted from their node, and their claims that have devices there."""
+        self.resting: dict[MachineKey, Object] = {}
+        """Those that left a node and are not to run: their claims wait for them."""
         self.agree: set[MachineKey] = set()
+        """Those that are to be on one NUMA node with their devices."""
+        self.owners: dict[ClaimKey, MachineKey] = {}
+        """Which machine a claim is placed with."""
         self.unowned: dict[ClaimKey, MachineKey] = {}
+        """Claims that wait with their machine."""
         self.on_second_node: dict[MachineKey, tuple[Object, list[Any]]] = {}
+        """Those that count on two nodes that say what they have, and what is kept for them on the second: their target,
+        or once they are handed over, their source, which has them paused until the target takes them."""
+        self._sort_all(docs)
 
-    def sorted(self, docs: Sequence[Object]) -> MachineStates:
+    def _sort_all(self, docs: Sequence[Object]) -> None:
         taken: dict[tuple[str, str, str], int] = {}
         for doc in docs:
             if is_leaving(doc) and MachineView(doc).holder is None:
@@ -295,23 +273,10 @@ class _MachineSorter:
                     self.agree.add(key)
         for key, doc in self.resting.items():
             self.unowned |= {claim: key for claim in MachineView(doc).claims if claim not in self.owners}
-        return MachineStates(
-            placed=self.placed,
-            running=self.running,
-            asking=self.asking,
-            waiting=self.waiting,
-            freed=frozenset(self.freed),
-            evicted=self.evicted,
-            resting=frozenset(self.resting),
-            agree=frozenset(self.agree),
-            owners=self.owners,
-            unowned=self.unowned,
-            on_second_node=self.on_second_node,
-        )
 
     def _evict(self, key: MachineKey, doc: Object) -> None:
         """Nothing of it is on its node: it leaves together with its claims, once the node has released them."""
-        claims = [self.claims[claim] for claim in MachineView(doc).claims if claim in self.claims]
+        claims = [self._claims[claim] for claim in MachineView(doc).claims if claim in self._claims]
         node = MachineView(doc).status["nodeName"]
         on_node = [claim for claim in claims if ClaimView(claim).entries and ClaimView(claim).node == node]
         for claim in on_node:
@@ -328,7 +293,7 @@ class _MachineSorter:
         view = MachineView(doc)
         key, holder = view.key, view.holder
         spec, status = view.spec, view.status
-        if not reserved_entries(doc) or status["nodeName"] not in self.hosts:
+        if not reserved_entries(doc) or status["nodeName"] not in self._hosts:
             return []
         if holder is None and not ObjectView(doc).is_deleting and not is_leaving(doc):
             if spec.get("running") is False or self._has_outgrown(doc):
@@ -339,18 +304,18 @@ class _MachineSorter:
 
     def _booked(self, doc: Object) -> list[Any]:
         """What is kept for it on the node to which it is moving."""
-        return booked_entries(doc) if MachineView(doc).migration_target in self.hosts else []
+        return booked_entries(doc) if MachineView(doc).migration_target in self._hosts else []
 
     def _count_on_source(self, key: MachineKey, doc: Object, taken: dict[tuple[str, str, str], int]) -> None:
         """A machine that was handed over has its memory on its source, too, until its target takes it."""
         view = MachineView(doc)
         node = view.holder
-        if view.handed_over_to is not None and node is not None and node in self.hosts:
+        if view.handed_over_to is not None and node is not None and node in self._hosts:
             self.on_second_node[key] = doc, self._count(_sum_by_resource(doc), node, taken)
 
     def _count(self, amounts: Mapping[str, int], node: str, taken: dict[tuple[str, str, str], int]) -> list[Any]:
         """Entries for these amounts on a node that has the machine already; they are added to ``taken``."""
-        entries = entries_of_running(amounts, self.hosts[node], taken)
+        entries = entries_of_running(amounts, self._hosts[node], taken)
         for place, nano in sum_entries(entries).items():
             taken[place] = taken.get(place, 0) + nano
         return entries
@@ -358,7 +323,7 @@ class _MachineSorter:
     def _keep_back_new_claims(self, key: MachineKey, doc: Object) -> None:
         """A claim that comes while its machine moves waits: the devices of neither node would be of use to it."""
         for claim in MachineView(doc).claims:
-            if claim in self.claims and ClaimView(self.claims[claim]).entries:
+            if claim in self._claims and ClaimView(self._claims[claim]).entries:
                 self.owners.setdefault(claim, key)
             elif claim not in self.owners:
                 self.unowned[claim] = key
@@ -376,11 +341,11 @@ class _MachineSorter:
         machine = decoded.object if isinstance(decoded.object, VirtualMachine) else None
         holder = MachineView(doc).holder
         if machine is None:
-            if MachineView(doc).spec.get("nodeName") not in (None, *self.hosts):
+            if MachineView(doc).spec.get("nodeName") not in (None, *self._hosts):
                 return
             self.waiting[key] = Reason.MACHINE_INVALID.value, str(decoded.error or "it cannot be read")
         elif is_running(doc):
-            if (node := MachineView(doc).running_node) in self.hosts:
+            if (node := MachineView(doc).running_node) in self._hosts:
                 amounts = {name: amount.nano for name, amount in required_amounts(machine.spec).items()}
                 entries = self._count(amounts, node, taken)
                 self.running[key] = entries
@@ -390,13 +355,13 @@ class _MachineSorter:
                 self.resting[key] = doc
         elif is_leaving(doc):
             return
-        elif machine.node is None and not self.hosts:
+        elif machine.node is None and not self._hosts:
             self.waiting[key] = (
                 Reason.NO_HOST_CAPACITY.value,
                 "no node has published its capacity for machines: run its plugin or `devalloc up` with "
                 "--host-capacity, or name the node in spec.nodeName",
             )
-        elif machine.node is not None and machine.node not in self.hosts:
+        elif machine.node is not None and machine.node not in self._hosts:
             return  # its node admits any machine that it must run
         elif holder in (None, machine.node):
             self.asking[key] = doc, machine
@@ -410,7 +375,7 @@ class _MachineSorter:
             why = f"node {MachineView(doc).running_node} cannot start it: {refusal}"
             return Reason.START_REFUSED.value, why
         for claim in MachineView(doc).claims:
-            name, claim_doc = "/".join(claim), self.claims.get(claim)
+            name, claim_doc = "/".join(claim), self._claims.get(claim)
             if claim_doc is None:
                 return Reason.CLAIM_NOT_FOUND.value, f"claim {name} does not exist; create it"
             if ClaimView(claim_doc).entries:
@@ -431,7 +396,7 @@ class _MachineSorter:
 
     def _own(self, key: MachineKey, doc: Object) -> None:
         for claim in MachineView(doc).claims:
-            if claim in self.claims:
+            if claim in self._claims:
                 self.owners.setdefault(claim, key)
         policy = MachineView(doc).spec.get("numaPolicy")
         if policy == SINGLE_NUMA:

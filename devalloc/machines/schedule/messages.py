@@ -444,7 +444,7 @@ def _why_withheld(claim: ClaimKey, placing: SchedulingInput) -> tuple[str, str]:
     machine = "/".join(owner or ())
     if owner is None:
         why = "it is in a group with a claim that waits with its machine"
-    elif owner in placing.resting:
+    elif owner in placing.standing.resting:
         why = f"it is placed with machine {machine}, which left its node and is stopped, when that is to run"
     elif owner in placing.moving:
         why = f"its machine {machine} is moving to node {placing.moving[owner]}; it is placed when that is done"

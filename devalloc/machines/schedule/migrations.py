@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api import meta
@@ -37,30 +36,6 @@ MAX_PER_NODE = 2
 """Migrations from one node, or to one node, at a time: they share its network."""
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationStates:
-    """Of all migrations and their machines."""
-
-    asking: Mapping[MigrationKey, tuple[Object, Object, VirtualMachine]] = field(default_factory=dict)
-    """Those that look for a target, with their machine."""
-    waiting: Mapping[MigrationKey, tuple[str, str]] = field(default_factory=dict)
-    """Those that look for none yet, with reason and message."""
-    booked: Mapping[MigrationKey, Object] = field(default_factory=dict)
-    """Those whose target is reserved, with their machine."""
-    moved: Mapping[MigrationKey, Object] = field(default_factory=dict)
-    """Those whose machine is its target's, with the machine."""
-    failed: Mapping[MigrationKey, tuple[str, str]] = field(default_factory=dict)
-    """Those that can never be, or not any more, with reason and message."""
-    withdrawn: Mapping[MachineKey, Object] = field(default_factory=dict)
-    """Machines of which a reservation is to be removed."""
-    objects: Mapping[MigrationKey, Object] = field(default_factory=dict)
-    """All of them."""
-    load: Mapping[str, int] = field(default_factory=dict)
-    """How many are on their way, by node: from it and to it."""
-    following: Mapping[ClaimKey, str] = field(default_factory=dict)
-    """Claims of network devices that are of another node than their machine by now, and the machine's node."""
-
-
 def migrations_in(documents: Iterable[Object]) -> list[Object]:
     """The migrations, in the order in which they were created."""
     chosen = [doc for doc in documents if doc.get("kind") == KIND and doc.get("apiVersion") == meta.DEVALLOC]
@@ -69,72 +44,63 @@ def migrations_in(documents: Iterable[Object]) -> list[Object]:
     )
 
 
-def migration_states(
-    migrations: Sequence[Object],
-    machines: Sequence[Object],
-    hosts: Mapping[str, Object],
-    claims: Mapping[ClaimKey, Object],
-    network_pools: Container[str],
-) -> MigrationStates:
-    """``hosts``: the pools of what nodes have for machines, by node. ``network_pools``: names of the pools that every
-    node reaches."""
-    return _MigrationSorter(machines, hosts, claims, network_pools).sorted(migrations)
-
-
-class _MigrationSorter:
-    """Lives for one call."""
+class MigrationStates:
+    """Of all migrations and their machines."""
 
     def __init__(
         self,
+        migrations: Sequence[Object],
         machines: Sequence[Object],
         hosts: Mapping[str, Object],
         claims: Mapping[ClaimKey, Object],
         network_pools: Container[str],
     ) -> None:
-        self.machines = {MachineView(doc).key: doc for doc in machines}
-        self.targets = MigrationTargets.of(hosts)
-        self.claims = claims
-        self.users = claim_users(machines)
-        self.network_pools = network_pools
+        """``hosts``: the pools of what nodes have for machines, by node. ``network_pools``: names of the pools that
+        every node reaches."""
+        self._machines = {MachineView(doc).key: doc for doc in machines}
+        self._targets = MigrationTargets.of(hosts)
+        self._claims = claims
+        self._users = claim_users(machines)
+        self._network_pools = network_pools
         self.asking: dict[MigrationKey, tuple[Object, Object, VirtualMachine]] = {}
+        """Those that look for a target, with their machine."""
         self.waiting: dict[MigrationKey, tuple[str, str]] = {}
+        """Those that look for none yet, with reason and message."""
         self.booked: dict[MigrationKey, Object] = {}
+        """Those whose target is reserved, with their machine."""
         self.moved: dict[MigrationKey, Object] = {}
+        """Those whose machine is its target's, with the machine."""
         self.failed: dict[MigrationKey, tuple[str, str]] = {}
+        """Those that can never be, or not any more, with reason and message."""
         self.withdrawn: dict[MachineKey, Object] = {}
+        """Machines of which a reservation is to be removed."""
+        self.objects = {MigrationView(doc).key: doc for doc in migrations}
+        """All of them."""
         self.load: dict[str, int] = defaultdict(int)
-        """Migrations that have a target, by node: from it and to it."""
-        self.requested: dict[str, int] = defaultdict(int)
+        """How many are on their way, by node: from it and to it."""
+        self._requested: dict[str, int] = defaultdict(int)
         """By node that a machine leaves, migrations that look for a target and have not been refused yet."""
-        self.turns: dict[str, int] = defaultdict(int)
+        self._turns: dict[str, int] = defaultdict(int)
         """By namespace, migrations that are under way, or come before its next one."""
-        self.first: dict[MachineKey, str] = {}
+        self._first: dict[MachineKey, str] = {}
         """Of those that look for a target for the same machine, the one that comes first."""
+        self._sort_all(migrations)
+        self.following = self._following()
+        """Claims of network devices that are of another node than their machine by now, and the machine's node."""
 
-    def sorted(self, migrations: Sequence[Object]) -> MigrationStates:
+    def _sort_all(self, migrations: Sequence[Object]) -> None:
         by_uid = {MigrationView(doc).uid: doc for doc in migrations}
-        for key, doc in self.machines.items():
+        for key, doc in self._machines.items():
             if not (state := MachineView(doc).migration_state):
                 continue
             if self._may_go_on(doc, by_uid.get(str(state.get("migrationUID") or " "))):
-                self.turns[key[0]] += 1
+                self._turns[key[0]] += 1
                 for name in ("sourceNode", "targetNode"):
                     self.load[str(state.get(name))] += 1
             else:
                 self.withdrawn[key] = doc
         for view, machine in self._in_turn(migrations):
             self._sort(view, machine)
-        return MigrationStates(
-            asking=self.asking,
-            waiting=self.waiting,
-            booked=self.booked,
-            moved=self.moved,
-            failed=self.failed,
-            withdrawn=self.withdrawn,
-            objects={MigrationView(doc).key: doc for doc in migrations},
-            load=dict(self.load),
-            following=self._following(),
-        )
 
     def _in_turn(self, migrations: Sequence[Object]) -> list[tuple[MigrationView, MachineKey]]:
         """Those that are not over: the first of each namespace before the second of any, counting those under way,
@@ -146,27 +112,27 @@ class _MigrationSorter:
             if view.is_over or view.is_deleting or view.machine is None:
                 continue
             is_new = not view.status.get("targetNode")
-            ordered.append((self.turns[view.key[0]] if is_new else 0, number, view, view.machine))
-            self.turns[view.key[0]] += is_new and not was_refused(view)
+            ordered.append((self._turns[view.key[0]] if is_new else 0, number, view, view.machine))
+            self._turns[view.key[0]] += is_new and not was_refused(view)
         return [(view, machine) for _, _, view, machine in sorted(ordered, key=lambda one: one[:2])]
 
     def _following(self) -> dict[ClaimKey, str]:
         following: dict[ClaimKey, str] = {}
-        for key, (user, *others) in self.users.items():
-            machine, content = MachineView(self.machines[user]), self.claims.get(key)
+        for key, (user, *others) in self._users.items():
+            machine, content = MachineView(self._machines[user]), self._claims.get(key)
             if content is None or others or machine.node is None or machine.migration_state:
                 continue
             claim = ClaimView(content)
             is_elsewhere = bool(claim.entries) and claim.node not in (None, machine.node)
             is_free = claim.holder in (None, machine.node) and not claim.is_unsettled
             is_there = machine.holder == machine.node
-            if is_elsewhere and is_free and is_there and not has_local_devices(content, self.network_pools):
+            if is_elsewhere and is_free and is_there and not has_local_devices(content, self._network_pools):
                 following[key] = machine.node
         return following
 
     def _sort(self, view: MigrationView, machine_key: MachineKey) -> None:
         """Sort one migration: into those that moved, failed or wait, or those that are to be placed."""
-        machine = self.machines.get(machine_key)
+        machine = self._machines.get(machine_key)
         if machine is not None and view.is_booked_on(MachineView(machine)):
             if machine_key not in self.withdrawn:
                 self.booked[view.key] = machine
@@ -181,7 +147,7 @@ class _MigrationSorter:
         elif machine is None:
             why = f"there is no machine {'/'.join(machine_key)}; delete the migration, or create the machine"
             self.waiting[view.key] = Reason.MACHINE_NOT_FOUND.value, why
-        elif other := MachineView(machine).migration_state.get("migrationName") or self.first.get(machine_key):
+        elif other := MachineView(machine).migration_state.get("migrationName") or self._first.get(machine_key):
             self.waiting[view.key] = (
                 Reason.ALREADY_MIGRATING.value,
                 f"migration {other} is moving the machine; wait until it ends",
@@ -189,7 +155,7 @@ class _MigrationSorter:
         elif (never := self._why_never(view, machine)) is not None:
             self.failed[view.key] = never
         else:
-            self.first[machine_key] = view.key[1]
+            self._first[machine_key] = view.key[1]
             self._ask(view, machine)
 
     def _why_never(self, view: MigrationView, machine: Object) -> tuple[str, str] | None:
@@ -201,28 +167,28 @@ class _MigrationSorter:
             return None  # it is not placed yet, or its target has not taken it
         if view.spec.get("targetNode") == source:
             return Reason.MACHINE_NOT_MOVABLE.value, f"the machine is on node {source} already"
-        folders = self.targets.folders.get(source, frozenset())
-        obstacle = migration_obstacle(machine, folders, self.claims, self.users, self.network_pools)
+        folders = self._targets.folders.get(source, frozenset())
+        obstacle = migration_obstacle(machine, folders, self._claims, self._users, self._network_pools)
         return (Reason.MACHINE_NOT_MOVABLE.value, obstacle) if obstacle else None
 
     def _ask(self, view: MigrationView, machine: Object) -> None:
         """Those that found no target are asked for again beside the others: they must not keep these waiting."""
         vm, source = decode(machine).object, str(MachineView(machine).holder)
         is_new = not was_refused(view)
-        others = self.load[source] + (self.requested[source] if is_new else 0)
-        if (why := _why_not_yet(machine, self.claims)) is not None:
+        others = self.load[source] + (self._requested[source] if is_new else 0)
+        if (why := _why_not_yet(machine, self._claims)) is not None:
             self.waiting[view.key] = why
-        elif is_migratability_unknown(machine, self.claims, self.network_pools):
+        elif is_migratability_unknown(machine, self._claims, self._network_pools):
             why_none = f"node {source} has not said yet whether QEMU can move the machine with its devices"
             self.waiting[view.key] = Reason.MIGRATABILITY_UNKNOWN.value, why_none
         elif not isinstance(vm, VirtualMachine):
             self.waiting[view.key] = Reason.MACHINE_INVALID.value, "its machine cannot be read"
-        elif why_none := self.targets.why_none_receives(source, view.spec.get("targetNode")):
+        elif why_none := self._targets.why_none_receives(source, view.spec.get("targetNode")):
             self.waiting[view.key] = Reason.MIGRATION_OFF.value, why_none
         elif others >= MAX_PER_NODE:
             self.waiting[view.key] = Reason.TOO_MANY_MIGRATIONS.value, too_many_message(source)
         else:
-            self.requested[source] += is_new
+            self._requested[source] += is_new
             self.asking[view.key] = dict(view.content), machine, vm
 
     def _may_go_on(self, machine: Object, migration: Object | None) -> bool:
@@ -234,7 +200,7 @@ class _MigrationSorter:
 
     def _why_stopped(self, machine: Object) -> tuple[str, str] | None:
         """Why a machine cannot move any more that could before."""
-        why = _why_stopped(machine) or _why_claims_stay(machine, self.claims, self.network_pools)
+        why = _why_stopped(machine) or _why_claims_stay(machine, self._claims, self._network_pools)
         return (Reason.MIGRATION_WITHDRAWN.value, why) if why else None
 
     def _why_withdrawn(self, machine: Object | None) -> tuple[str, str]:

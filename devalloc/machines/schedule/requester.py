@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from devalloc.controller.reconcile.decision import WriteUnit
-from devalloc.controller.reconcile.requester import GROUP, AnsweredRound, Requester
+from devalloc.controller.reconcile.requester import AnsweredRound, Requester
 from devalloc.machines.schedule import machines, migrations
 from devalloc.machines.schedule.claim_swap import swap_units
 from devalloc.machines.schedule.decision import decide_machines, node_service_units, stopped_units
@@ -14,7 +14,7 @@ from devalloc.machines.schedule.events import events_of_node, events_of_write
 from devalloc.machines.schedule.messages import of_machine, withheld_answers
 from devalloc.machines.schedule.migration_decision import decide_migrations
 from devalloc.machines.schedule.solver_input import SchedulingInput, scheduling_input
-from devalloc.plugins import installed
+from devalloc.plugins import REQUESTERS, installed
 from devalloc.store import Key, Object
 
 
@@ -55,4 +55,4 @@ MACHINES = Requester(
 @cache
 def requesters() -> tuple[Requester[Any], ...]:
     """All that ask for devices beside claims: machines, and what installed packages add."""
-    return (MACHINES, *installed(GROUP))
+    return (MACHINES, *installed(REQUESTERS))

@@ -45,13 +45,12 @@ from devalloc.controller.reconcile.requester import Requests
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import DisjointSets
 from devalloc.machines.schedule import machines, moving_claims, resize
-from devalloc.machines.schedule.machines import AmountsByNuma, MachineRequest, machine_states
+from devalloc.machines.schedule.machines import AmountsByNuma, MachineRequest, MachineStates
 from devalloc.machines.schedule.migrations import KIND as MIGRATION_KIND
 from devalloc.machines.schedule.migrations import (
     MigrationStates,
     amounts_by_numa_node,
     migrated_amounts,
-    migration_states,
     migrations_in,
 )
 from devalloc.store import Key, Object
@@ -100,18 +99,11 @@ class SchedulingInput(Requests):
     wishes: Mapping[MachineKey, MachineRequest] = field(default_factory=dict)
     waiting: Mapping[MachineKey, tuple[str, str]] = field(default_factory=dict)
     """Machines that are not asked for, with reason and message."""
-    running: Mapping[MachineKey, list[Any]] = field(default_factory=dict)
-    """Machines that run without anything being kept for them, and what is to be."""
+    standing: MachineStates = field(default_factory=partial(MachineStates, (), {}, {}))
     growing: Mapping[MachineKey, resize.MachineGrowth] = field(default_factory=dict)
     """Placed machines that are to have more."""
     fitted: Mapping[MachineKey, list[Any]] = field(default_factory=dict)
     """Placed machines that want less, or have what they want already, and what is to be kept for them."""
-    freed: frozenset[MachineKey] = frozenset()
-    """Machines that have not begun, and that must not run any more, or not on their node."""
-    evicted: Mapping[MachineKey, Sequence[Object]] = field(default_factory=dict)
-    """Those of them that leave their node, and their claims that are released with that."""
-    resting: frozenset[MachineKey] = frozenset()
-    """Machines that left a node and are not to run."""
     members: Mapping[Group, frozenset[ClaimKey]] = field(default_factory=dict)
     """Claims that are asked for, by group; of groups with a machine in them."""
     owners: Mapping[ClaimKey, MachineKey] = field(default_factory=dict)
@@ -122,7 +114,7 @@ class SchedulingInput(Requests):
     """Machines for which another node is asked for."""
     moving: Mapping[MachineKey, str] = field(default_factory=dict)
     """Machines that are moving to another node, or whose claims still are, and to which."""
-    migrations: MigrationStates = field(default_factory=MigrationStates)
+    migrations: MigrationStates = field(default_factory=partial(MigrationStates, (), (), {}, {}, ()))
     arriving: Mapping[ClaimKey, MovedDevices] = field(default_factory=dict)
     """Claims for which devices wait on the node to which their machine has moved: only that is written on them."""
     pools: Mapping[str, Object] = field(default_factory=dict)
@@ -195,9 +187,9 @@ class _InputBuilder:
         self.hosts = {node: pool for pool in pools if (node := host_pool_names.node_of_host_pool(pool)) is not None}
         self.pools = {pool["metadata"]["name"]: pool for pool in self.hosts.values()}
         self.claims = {ClaimView(doc).key: doc for doc in device_claims_in(documents)}
-        self.standing = machine_states(machine_docs, self.hosts, self.claims)
+        self.standing = MachineStates(machine_docs, self.hosts, self.claims)
         self.networks = network_pool_names(documents)
-        self.migrations = migration_states(migration_docs, machine_docs, self.hosts, self.claims, self.networks)
+        self.migrations = MigrationStates(migration_docs, machine_docs, self.hosts, self.claims, self.networks)
         self.arriving = {
             devices.claim: devices
             for doc in machine_docs
@@ -257,12 +249,9 @@ class _InputBuilder:
             documents=[*rest, *self.extra],
             wishes=wishes,
             waiting=waiting,
-            running=standing.running,
+            standing=standing,
             growing=self.growing,
             fitted=self.fitted,
-            freed=standing.freed,
-            evicted=standing.evicted,
-            resting=standing.resting,
             members={group: frozenset(claims) for group, claims in members.items()},
             owners={**standing.unowned, **standing.owners},
             kept_back=frozenset(kept_back),

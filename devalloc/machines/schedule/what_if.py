@@ -66,8 +66,8 @@ def _with_machine_names(answer: SolverAnswer, requests: RoundRequests) -> Solver
             machine_answers.append(answer_entry(key, False, None, (), *stated(*why)))
         elif (more := placing.growing.get(key)) is not None:
             machine_answers.append(_growth_answer(key, more, claims[more.parts[0]], messages))
-        elif key in placing.running or reserved_entries(machine):
-            entries = placing.running.get(key) or reserved_entries(machine)
+        elif key in placing.standing.running or reserved_entries(machine):
+            entries = placing.standing.running.get(key) or reserved_entries(machine)
             machine_answers.append(
                 answer_entry(key, True, MachineView(machine).status.get("nodeName"), entries, None, None)
             )

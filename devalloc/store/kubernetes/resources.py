@@ -90,8 +90,6 @@ def _has_field(obj: Object, term: str) -> bool:
     return ((current or "") == value) != path.endswith("!")
 
 
-NOT_IN_EARLIER_VERSIONS = ("VirtualMachineMigration", "VirtualMachineReplicaSet")
-"""A cluster has no CRD of these kinds until it is upgraded."""
 OWN_KINDS = tuple(
     ApiResource(
         kind.kind,
@@ -100,7 +98,7 @@ OWN_KINDS = tuple(
         kind.plural,
         kind.namespaced,
         kind.has_status,
-        is_optional=kind.kind in NOT_IN_EARLIER_VERSIONS,
+        is_optional=kind.is_optional,
     )
     for kind in API_KINDS.values()
 )

@@ -10,9 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from devalloc.api.api_kind import ApiKind
 from devalloc.api.decode import decode
 from devalloc.api.fields import ApiModel
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.manifests import load, load_text
 from devalloc.api.reference import (
     DRAFT,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.api_kind import ApiKind
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.reference import FILE, kind_fields, manifest_schema
 from devalloc.cli.field_reference import parse_field_path
 from tests.support.cli_shell import Shell, claim, device_class, pool, text

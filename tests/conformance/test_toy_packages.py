@@ -1,0 +1,174 @@
+"""The examples of parts, kinds, requesters and verbs in ``docs/development``: devalloc has them as soon as a package
+registers them, and no file of it changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from devalloc.plugins import NODE_PARTS, installed
+from devalloc.programs.inventory_options import InventoryOptions
+from devalloc.programs.node_options import PluginOptions, node_settings
+from devalloc.programs.node_parts import store_source
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.daemon import run_daemon
+from devalloc_node.node import open_node
+from tests.conformance.test_node_daemon_store import Bed
+from tests.support.fake_host import LocalHost
+from tests.support.fake_tree import memory_folder
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.waiting import until
+from tools.words import ROOT
+
+REGISTRATION = "[devalloc.node_parts]\ntemperatures = toy_node_part:Temperatures\n"
+LOANS = """
+[devalloc.kinds]
+loans = toy_loans:LOAN
+[devalloc.requesters]
+loans = toy_loans.requester:LOANS
+[devalloc.verbs]
+loans = toy_loans.verb:loans
+"""
+HOT = "0000:01:00.0"
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    with memory_folder() as folder:
+        bed = Bed(Path(folder))
+        with closing(bed.store):
+            yield bed
+
+
+def register(folder: Path, entry_points: str) -> None:
+    """A package with a toy, as an installer leaves it."""
+    about = folder / "toy-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(entry_points)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(tmp_path, REGISTRATION)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "docs/development")
+
+
+@pytest.mark.usefixtures("toy")
+def test_options_come_to_a_node_with_all_parts_that_are_installed(tmp_path: Path) -> None:
+    settings = node_settings(InventoryOptions(node_name="n", sysfs_root=tmp_path), PluginOptions(), 60.0)
+    assert installed(NODE_PARTS)
+    assert settings.parts[-len(installed(NODE_PARTS)) :] == installed(NODE_PARTS)
+
+
+@pytest.mark.usefixtures("toy")
+def test_the_toy_tells_a_node_how_hot_its_devices_are(
+    bed: Bed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toy_node_part.LOOK_SECONDS", 0.01)
+    sensor = bed.folder / "host/sys/bus/pci/devices" / HOT / "hwmon/hwmon0/temp1_input"
+    sensor.parent.mkdir(parents=True)
+    sensor.write_text("93500\n")
+    settings = replace(bed.settings, parts=installed(NODE_PARTS))
+    output: list[str] = []
+    with open_node(settings, LocalHost(bed.host), store_source(bed.store, settings.node_name)) as node:
+        thread = threading.Thread(target=run_daemon, args=(node, None, output.append))
+        thread.start()
+        try:
+            until(lambda: bool(caplog.messages), "the device is in the log")
+            assert node.metrics.registry.get_sample_value("toy_device_celsius", {"function": HOT}) == 93.5
+        finally:
+            node.stop()
+            thread.join(60)
+    assert f"device {HOT} has 94 degrees Celsius; check its cooling" in caplog.messages
+    assert not any("sensor" in line for line in output)
+    sensor.unlink()
+    with open_node(settings, LocalHost(bed.host), store_source(bed.store, settings.node_name)) as node:
+        assert [text for part in node.parts for text in part.warnings()] == [
+            "no PCI device of this host has a sensor, so there are no temperatures"
+        ]
+
+
+def test_without_a_registration_a_node_has_no_such_part() -> None:
+    assert not any("toy_node_part" in repr(make) for make in installed(NODE_PARTS))
+
+
+class Fleet:
+    """A store with one device and a claim for it, and the command, each call in a process of its own."""
+
+    def __init__(self, folder: Path, packages: Path) -> None:
+        self.path = folder / "store.db"
+        path = [str(packages), str(ROOT / "docs/development"), os.environ.get("PYTHONPATH", "")]
+        self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "DEVALLOC_STORE": str(self.path)}
+        with closing(SQLiteStore(self.path)) as store:
+            fill(store, gpu_class(), gpu_pool(devices=1), gpu_claim("wants"))
+
+    def __call__(self, *words: str, stdin: str = "") -> str:
+        """What a command prints, with its errors."""
+        return self._run("-m", "devalloc.cli", *words, stdin=stdin)
+
+    def allocate(self) -> None:
+        """Rounds of an allocator, in a process that has the packages."""
+        self._run("-c", ROUNDS, str(self.path))
+
+    def _run(self, *words: str, stdin: str = "") -> str:
+        done = subprocess.run([sys.executable, *words], env=self._env, input=stdin, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+
+ROUNDS = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.allocator_rounds import settle
+from tests.support.machine_allocator import machine_allocator
+
+with closing(SQLiteStore(Path(sys.argv[1]))) as store:
+    settle(machine_allocator(store))
+"""
+LOAN = """
+apiVersion: toys.example.com/v1
+kind: Loan
+metadata: {name: bench, namespace: default}
+spec: {devicePoolName: p, deviceName: d0, borrower: the lab}
+"""
+
+
+def test_a_package_adds_a_kind_what_it_has_of_devices_and_a_verb(tmp_path: Path) -> None:
+    register(tmp_path, LOANS)
+    fleet = Fleet(tmp_path, tmp_path)
+    assert "deviceNmae" in fleet("validate", "-f", "-", stdin=LOAN.replace("deviceName", "deviceNmae"))
+    assert "created" in fleet("apply", "-f", "-", stdin=LOAN)
+    fleet.allocate()
+    assert "DevicesInUse" in fleet("get", "claims")
+    assert fleet("loans").strip() == "d0 is lent: the lab"
+    assert "bench" in fleet("get", "loans")
+    assert "loans" in fleet("--help")
+    assert "Show who has devices without a claim" in fleet("--help-all")
+    assert "name: loans.toys.example.com" in fleet("crds")
+    assert '"allocated": false' in fleet("solve", "--with-store", "-o", "json")
+    fleet("delete", "loan/bench")
+    fleet.allocate()
+    assert "p/d0" in fleet("get", "claims")
+
+
+def test_without_the_package_none_of_it_is_there(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, tmp_path)
+    assert "no verb `loans`" in fleet("loans")
+    assert "loans" not in fleet("--help-all")
+    assert "devalloc does not use this kind" in fleet("validate", "-f", "-", stdin=LOAN)
+
+
+def test_a_verb_of_ours_is_not_replaced(tmp_path: Path) -> None:
+    register(tmp_path, "[devalloc.verbs]\nversion = toy_loans.verb:loans\n")
+    assert Fleet(tmp_path, tmp_path)("version").startswith("devalloc ")
