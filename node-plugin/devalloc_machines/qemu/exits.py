@@ -15,12 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from devalloc_machines.qemu import hotplug, launch, machine_files, pci, rates, registry, resources
+from devalloc_machines.qemu import adoption, hotplug, launch, machine_files, pci, rates, registry, resources
 from devalloc_machines.qemu.cpu_pinning import pin_vcpus
 from devalloc_machines.qemu.process import Process, exit_status, pidfd
 from devalloc_machines.qemu.qmp import ANSWER_SECONDS
 from devalloc_machines.qemu.records import (
     MACHINES,
+    PLUGS,
     MachineRecord,
     how_it_ended,
     record_after_end,
@@ -190,6 +191,10 @@ class ExitHandler:
         """Settle all that are known, and say which others live."""
         if self._registry.config.dry_run:
             return
+        boot = adoption.boot_id()
+        for target, plug in self._registry.records.records(PLUGS).items():
+            if plug.get("boot", boot) != boot:  # the reboot has taken it out
+                self._registry.records.drop(PLUGS, target)
         records = self._registry.records.records(MACHINES)
         for key in records:
             with suppress_and_log(key):
@@ -275,9 +280,10 @@ class ExitHandler:
                     self._registry.put(replace(record, state="running"))
                 self._pin(self._registry.record_for(key), process)
                 self.watcher.watch(key, process)
+            elif record.state in ("stopped", "failed"):
+                self.gone(record)  # the one who noted that may have been killed before
             else:
                 self.note_end(record, status)
-                rates.remove_tap_limits(self._registry, key)
 
     def _pin(self, record: MachineRecord, process: Process) -> None:
         """Bind its vCPUs to their CPUs: a plugin may have been killed when it had just added one."""

@@ -321,6 +321,7 @@ class MachineReconciler:
             if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
                 self._power_down(now, force=not machine.adopted)
             self._operations.give_back(now.key, Deadline.after(WORK_SECONDS), owner=machine.uid, caller=CALLER)
+        self._free(now)
         return self._written(now, Outcome(at_rest=True))
 
     def undo(self, now: Situation) -> Outcome | None:

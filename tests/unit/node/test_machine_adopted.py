@@ -1204,6 +1204,29 @@ def test_nodes_that_a_device_had_before_a_reboot_are_others_now(
     assert owners.changes == [(str(second), os.getuid(), os.getgid())]
 
 
+def test_what_a_reboot_has_taken_out_of_machines_is_forgotten(machines: MachineLifecycle) -> None:
+    boots = {"default/m/claim-1": adoption.boot_id(), "default/m/claim-2": "another", "default/m/claim-3": None}
+    for target, boot in boots.items():
+        machines.records.put(PLUGS, target, {"value": {}, "owners": {}, **({"boot": boot} if boot else {})})
+    machines.recover()
+    assert sorted(machines.records.records(PLUGS)) == ["default/m/claim-1", "default/m/claim-3"]
+
+
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+def test_a_plugin_that_was_killed_when_it_had_noted_an_end_leaves_nothing_of_the_machine(
+    machines: MachineLifecycle, config: MachineConfig, state: str
+) -> None:
+    record = put(machines, state=state)
+    folder = config.folder(record.spec.id)
+    for one in (folder, config.state):
+        one.mkdir(parents=True, exist_ok=True)
+    left = [config.plan(record.spec.id), folder / "qmp"]
+    for file in left:
+        file.touch()
+    machines.recover()
+    assert not any(file.exists() for file in left)
+
+
 def test_a_step_on_a_machine_that_is_not_there(kind: AttachmentKind) -> None:
     with raises(Denied, "MachineNotFound"):
         kind.apply("default/none/claim-1", {"functions": ["0000:41:00.0"], "nodes": []}, soon())

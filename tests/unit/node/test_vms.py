@@ -774,6 +774,23 @@ class TestEnd:
         assert world.is_free("gpu")
         assert world.bench.host.state == {}
 
+    @pytest.mark.parametrize("ran", [False, True])
+    def test_a_claim_that_a_start_had_prepared_when_the_plugin_was_killed_is_given_back(
+        self, world: World, ran: bool
+    ) -> None:
+        """Also after a machine that ran: what was to give it back may have failed once it was out of the machine."""
+        claim = world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu", running=ran))
+        world.round()
+        world.apply(vm("web", "gpu", running=False))
+        world.round(times=2)
+        assert world.is_free("gpu")
+        operations = world.loop._operations
+        operations.claims.prepare(operations.claims.named(_ref(claim), prepared=False), _due())
+        world.restart()
+        world.round(times=2)
+        assert world.is_free("gpu")
+
     @pytest.mark.parametrize("why", ["deleted", "moved", "rests"])
     def test_a_machine_is_stopping_while_its_guest_powers_down(self, world: World, why: str) -> None:
         world.apply(vm("web"))
