@@ -19,13 +19,13 @@ from pathlib import Path
 
 from devalloc_node.errors import NodeError
 from tests.support.fake_tree import memory_folder
-from tests.support.fault_gates import HOWS
-from tests.support.fault_points import ONCE, FaultPoint, FaultPoints
+from tests.support.fault_points import FaultPoint, FaultPoints
 from tests.support.fault_scenarios import SCENARIOS
 from tests.support.machine_faults import MachineFaults
 from tests.support.machine_scenarios import SCENARIOS as MACHINES
 
 COLUMNS = {"journal": 9, "host": 6, "netlink": 9, "qmp": 5, "spawn": 7, "cgroup": 8, "files": 7, "store": 7}
+COLUMNS |= {"object": 8}
 """The parts of a point's call, and how wide they are shown."""
 
 
@@ -56,7 +56,7 @@ def run(name: str) -> Run:
     wrong, at = "", "undisturbed"
     try:
         with memory_folder() as folder, closing(opened(name, Path(folder))) as faults:
-            points = faults.points(ONCE if name in MACHINES else HOWS)
+            points = faults.points()
             for point in points:
                 at = str(point)
                 faults.check(point)

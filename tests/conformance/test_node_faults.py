@@ -19,7 +19,7 @@ from tests.support import machine_scenarios
 from tests.support.deadlines import soon
 from tests.support.examples import IS_FUZZ, examples
 from tests.support.fake_tree import memory_folder
-from tests.support.fault_points import ONCE, FaultPoint, FaultPoints
+from tests.support.fault_points import FaultPoint, FaultPoints
 from tests.support.fault_scenarios import SCENARIOS
 from tests.support.machine_faults import OF_MACHINES, MachineFaults, MachinePlugin
 from tests.support.machine_scenarios import SCENARIOS as MACHINES
@@ -57,7 +57,7 @@ def test_nor_is_it_left_where_a_failure_is_no_failure_or_stays(how: str) -> None
 @pytest.mark.parametrize("name", MACHINES)
 def test_whatever_fails_or_dies_with_machines_they_and_the_host_are_as_they_should_be(name: str) -> None:
     with memory_folder() as folder, MachineFaults(MACHINES[name], Path(folder)) as faults:
-        points = faults.points(ONCE)
+        points = faults.points()
         of_machines = [point for point in points if point.call.startswith(OF_MACHINES)]
         assert {point.call.partition(".")[0] for point in of_machines} >= {"qmp", "journal"}
         others = [point for point in points if point not in of_machines]

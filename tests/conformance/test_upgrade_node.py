@@ -19,22 +19,28 @@ from tests.support.fake_tree import memory_folder
 from tests.support.fault_gates import KILLS
 from tests.support.fault_points import FaultPoints, assert_same, is_prepared
 from tests.support.machine_faults import MachineFaults, MachineScenario
-from tests.support.previous import PRESENT, previous
+from tests.support.previous import PRESENT, Version, previous
 from tests.support.versioned_plugin import SCENARIOS, PluginLives, plugin_lives
 
 TRIES = 5
 """Taking back waits for others a little and then goes on without them, so that a change may not be reached."""
 POINTS_WANTED = int(os.environ.get("DEVALLOC_UPGRADE_POINTS", "0"))
 """So many points of each act, of every scenario: as `make faults` asks."""
-NEW = frozenset({"mdev-without-a-card"})
-"""What the release before does not support."""
+TREE = os.environ.get("DEVALLOC_UPGRADE_TREE", "")
+"""A checkout to upgrade from, and go back to, in place of the release before: it is run with its own harness."""
+NEW = frozenset({"mdev-without-a-card", "machine-restarted"})
+"""What the release before does not support, or its harness has not."""
 NEW_ATTRIBUTES = frozenset({"vlan", "mdevType", "vgpuType", "numaNode"})
 """What it does not say about devices that it prepared, or put into machines."""
 SHARED = tuple(name for name in bindings.SCENARIOS if name not in NEW)
 BINDINGS = SHARED if POINTS_WANTED else ("vfio-with-audio", "vf-with-settings", "vgpu")
 MACHINES = (
-    # 0.1.0 knows no firmware, and no guests with several NUMA nodes.
-    tuple(name for name, scenario in machines.SCENARIOS.items() if not scenario.start and not scenario.on_two_nodes)
+    tuple(
+        name
+        for name, scenario in machines.SCENARIOS.items()
+        # 0.1.0 knows no firmware, and no guests with several NUMA nodes.
+        if name not in NEW and not scenario.has_object and (TREE or not (scenario.start or scenario.on_two_nodes))
+    )
     if POINTS_WANTED
     else ("machine-attach-vf",)
 )
@@ -44,9 +50,10 @@ POINTS_WITH_MACHINES = POINTS_WANTED or 1
 
 @pytest.fixture(scope="module")
 def versions() -> Iterator[tuple[PluginLives, PluginLives]]:
-    """The release before, and this version."""
-    with plugin_lives(previous()) as before, plugin_lives(PRESENT) as now:
-        yield before, now
+    """The release before, or the tree, and this version."""
+    before = Version("the tree before", Path(TREE)) if TREE else previous()
+    with plugin_lives(before) as old, plugin_lives(PRESENT) as now:
+        yield old, now
 
 
 def drawn(calls: list[str], count: int) -> list[tuple[int, str]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from devalloc.store import Unavailable
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.journal import Journal
@@ -23,10 +24,13 @@ from tests.support.fake_host import Boundary, FakeHost
 FAILS = ("fail", "late", "down")
 KILLS = ("before", "after")
 HOWS = FAILS + KILLS
+POWER, OTHER = "power", "other"
 CHANGES = frozenset({"write", "hot_reset", "set_vf", "set_persistence", "own", "put_file", "remove_file"})
 """Methods of `Host` that change something."""
 WRITES = frozenset(name for name in vars(Journal) if not name.startswith("_"))
 """Methods of the journal that change something."""
+OBJECT_WRITES = frozenset({"create", "replace", "replace_status", "commit", "commit_each", "delete"})
+"""Methods of a store that change something."""
 
 
 class FaultGate:
@@ -35,15 +39,20 @@ class FaultGate:
     def __init__(self, number: int = 0, how: str = "") -> None:
         self.calls: list[str] = []
         self._number = number
-        self._how = how
+        self.how = how
+        self.other_acts: Callable[[], object] = lambda: None
+        """What another plugin does at the call, if it is disturbed by that."""
 
     def __call__(self, call: str, act: Callable[[], Any], failure: Exception) -> Any:
         self.calls.append(call)
-        if len(self.calls) != self._number and not (self._how == "down" and len(self.calls) > self._number):
+        if len(self.calls) != self._number and not (self.how == "down" and len(self.calls) > self._number):
             return act()
-        if self._how in ("late", "after"):
+        if self.how == OTHER:
+            self.other_acts()
+            return act()
+        if self.how in ("late", "after", POWER):
             act()
-        if self._how in FAILS:
+        if self.how in FAILS:
             raise failure
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -173,6 +182,26 @@ class GatedStore:
 
     def held(self) -> Sequence[ClaimRef]:
         return [reference(uid) for uid in self._ask("store", "list")]
+
+
+class GatedObjects:
+    """A store of objects whose writes pass the gate."""
+
+    def __init__(self, store: Any, gate: FaultGate) -> None:
+        self._store = store
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._store, name)
+        if name not in OBJECT_WRITES:
+            return attribute
+
+        def write(*arguments: Any, **options: Any) -> Any:
+            what = arguments[0].get("kind", "") if isinstance(arguments[0], dict) else ""
+            down = Unavailable("the store does not answer")
+            return self._gate(f"object.{name} {what}", lambda: attribute(*arguments, **options), down)
+
+        return write
 
 
 def reference(uid: str) -> ClaimRef:

@@ -32,7 +32,7 @@ from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
 from devalloc_node.claims.claim_files import FileKind, claim_spec
-from devalloc_node.claims.cleanup import Reconciler
+from devalloc_node.claims.cleanup import Reconciler, ReconcileReport
 from devalloc_node.errors import NodeError
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
@@ -42,6 +42,7 @@ from tests.support.fake_host import FakeHost
 from tests.support.fault_gates import (
     HOWS,
     KILLS,
+    POWER,
     Ask,
     FaultGate,
     GatedHost,
@@ -111,6 +112,12 @@ class PluginLife:
     def unprepare(self, uid: str) -> None:
         self.claims.unprepare(reference(uid))
 
+    def recover(self) -> ReconcileReport:
+        """As the daemon does it."""
+        report = self.reconciler.recover()
+        self.reconciler.let_go(report)
+        return report
+
 
 class FaultPoints:
     """A scenario, set up, and all its fault points."""
@@ -178,14 +185,13 @@ class FaultPoints:
         for left in reversed(range(_TRIES if point.act == "unprepare" else 1)):
             self._start(point.act)
             calls, error = self._run(point.act, FaultGate(point.number, point.how))
-            if (calls is None) == (point.how in KILLS):
+            if (calls is None) == (point.how in (*KILLS, POWER)):
                 return
             assert left, f"{point}: was not reached ({error})"
 
     def _recover(self, point: FaultPoint, when: str) -> None:
         with self.life() as plugin:
-            report = plugin.reconciler.recover()
-            plugin.reconciler.let_go(report)
+            report = plugin.recover()
         assert not report.stuck, f"{when}: {report.stuck}"
         state = self.state()
         if self.scenario.attach:
@@ -272,6 +278,7 @@ class FaultPoints:
                 raise OSError(*content)
             return content
 
+        gate.other_acts = lambda: ask("plugin", "other", act)
         try:
             with self.life(ask, gate) as plugin:
                 try:
@@ -281,7 +288,7 @@ class FaultPoints:
                         case "unprepare":
                             plugin.unprepare(self.uid)
                         case _:
-                            plugin.reconciler.recover()
+                            plugin.recover()
                     end = ("end", gate.calls, None)
                 except NodeError as error:
                     end = ("end", gate.calls, f"{error.code}: {error}")

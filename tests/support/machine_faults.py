@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +51,7 @@ from devalloc_node.claims.claim_files import FileKind, claim_spec
 from devalloc_node.claims.cleanup import Reconciler, ReconcileReport
 from devalloc_node.claims.steps import PrepareOptions
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Failed, NodeError
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
@@ -55,11 +59,22 @@ from devalloc_node.operations.claim_registry import ClaimRegistry
 from tests.support import played_nodes
 from tests.support.deadlines import soon
 from tests.support.fake_host import FakeHost
-from tests.support.fault_gates import Ask, FaultGate, GatedHost, GatedJournal, GatedStore, PersistentOutside, reference
+from tests.support.fault_gates import (
+    OTHER,
+    POWER,
+    Ask,
+    FaultGate,
+    GatedHost,
+    GatedJournal,
+    GatedStore,
+    PersistentOutside,
+    reference,
+)
 from tests.support.fault_points import (
     BOOT,
     KIND,
     NODE,
+    ONCE,
     FaultPoint,
     FaultPoints,
     PluginLife,
@@ -69,6 +84,7 @@ from tests.support.fault_points import (
 )
 from tests.support.forked_qemu import QemuForkServer, described_by_monitor, opened
 from tests.support.machines import MIB, open_folder, virtual_machine
+from tests.support.waiting import until
 
 KEY = "default/m"
 ASKING = ("query-", "qom-list", "qom-get", "qmp_", "human-", "closefd")
@@ -82,6 +98,17 @@ FILE_CALLS = {
     "devalloc_machines.qemu.cloned_disks": ("_copy", "_finish", "_remove_file"),
 }
 """Functions that change files of machines, by module. 0.1.0 has none of them."""
+HOWS_OF_MACHINES = (*ONCE, POWER, OTHER)
+BOOTED, SYNCED = "booted", "synced"
+"""Files with the name of the host's boot, if it was rebooted, and with the inodes of all that the plugin has synced."""
+IMPATIENT = (
+    ("tests.support.machine_scenarios", "soon", partial(soon, 0.2)),
+    (__name__, "soon", partial(soon, 0.2)),
+    ("devalloc_machines.vms.steps", "WORK_SECONDS", 0.2),
+    ("devalloc_machines.vms.machine_claims", "WORK_SECONDS", 0.2),
+    ("devalloc_machines.vms.fencing", "WORK_SECONDS", 0.2),
+)
+"""What a plugin has in place of its patience that comes beside another one, which holds the locks."""
 WITH_FILES = [(import_module(name), calls) for name, calls in FILE_CALLS.items() if find_spec(name)]
 
 
@@ -99,6 +126,8 @@ class MachineScenario(Scenario):
     """How the machine starts, beside its kernel."""
     adopted: bool = False
     """Whether another caller has started the machine."""
+    has_object: bool = False
+    """Whether it is a VirtualMachine with DeviceClaims, which the plugin's loop serves."""
     on_two_nodes: bool = False
     """Whether its CPUs and memory come from two NUMA nodes of its host."""
     before: Callable[[MachinePlugin], object] = lambda plugin: None
@@ -114,13 +143,15 @@ class MachinePlugin(PluginLife):
     machines: MachineLifecycle
     machine: VirtualMachine
     refs: tuple[ClaimRef, ...]
+    reboot: Callable[[], None]
+    """Have the host reboot, and the plugin begin anew there."""
+    object: Any = None
+    """Of a scenario that has one, a ``MachineObject``."""
 
     def recover(self) -> ReconcileReport:
         """As the daemon does it."""
         self.machines.recover()
-        report = self.reconciler.recover()
-        self.reconciler.let_go(report)
-        return report
+        return super().recover()
 
     def prepare(self, uid: str) -> Any:
         self.scenario.there(self)  # type: ignore[attr-defined]
@@ -174,6 +205,8 @@ class HostWithMachines(FakeHost):
 @dataclass
 class MachineOutside(PersistentOutside):
     forge: QemuForkServer | None = None
+    power_off: Callable[[], None] = lambda: None
+    other_acts: Callable[[str], None] = lambda act: None
 
     def answer(self, where: str, method: str, *arguments: Any) -> Any:
         assert isinstance(self.host, HostWithMachines)
@@ -184,6 +217,10 @@ class MachineOutside(PersistentOutside):
             case "qemu", "look":
                 self.host.look()
                 return None
+            case "power", "off":
+                return self.power_off()
+            case "plugin", "other":
+                return self.other_acts(arguments[0])
             case _:
                 return super().answer(where, method, *arguments)
 
@@ -222,12 +259,18 @@ class MachineFaults(FaultPoints):
             (each / "cgroup.controllers").write_text("cpu\n")
             (each / "cgroup.subtree_control").write_text("cpu\n")
         self.scenario, self.folder, self.uid = scenario, folder, ""
+        self._begun = time.time()
         self.forge = QemuForkServer(folder / "host")
         self.nodes = pytest.MonkeyPatch()
         try:
             if scenario.on_two_nodes:
                 played_nodes.play(folder, self.nodes)
-            self.outside = MachineOutside(HostWithMachines(folder / "host", folder), forge=self.forge)
+            self.outside = MachineOutside(
+                HostWithMachines(folder / "host", folder),
+                forge=self.forge,
+                power_off=self.power_off,
+                other_acts=self.other_acts,
+            )
             scenario.build(self.outside.host)
             self.bound = {name for name, each in self.outside.host.functions.items() if each.driver is not None}
             for number, devices in enumerate(scenario.claims):
@@ -235,9 +278,14 @@ class MachineFaults(FaultPoints):
                 self.outside.grants[ref.uid] = Grant(ref, KIND, devices)
             if scenario.adopted:
                 self._started_by_others()
+            if scenario.has_object:
+                _objects().create_claims(folder, scenario.claims)
             with self.life() as plugin:
                 plugin.recover()
                 scenario.before(plugin)
+                if scenario.has_object:
+                    scenario.there(plugin)
+                    scenario.back(plugin)
             self.initial = self.state()
             with self.life() as plugin:
                 self.answer = plugin.prepare("")
@@ -266,6 +314,57 @@ class MachineFaults(FaultPoints):
         again = point.how != "after"
         self._recover(point, str(point) if again else f"{point}, given up", again)
 
+    def points(self, hows: Collection[str] = HOWS_OF_MACHINES) -> list[FaultPoint]:
+        # After a power cut there would be no machine to adopt.
+        return super().points([how for how in hows if how != POWER or not self.scenario.adopted])
+
+    def _run(self, act: str, gate: FaultGate) -> tuple[list[str] | None, str | None]:
+        self._begun = time.time()
+        (self.folder / SYNCED).unlink(missing_ok=True)
+        calls, error = super()._run(act, gate)
+        if calls is None and gate.how == POWER:
+            self.power_off()
+        return calls, error
+
+    def power_off(self) -> None:
+        """The power fails, and the host boots again. What was not synced since the last act began is empty; each write
+        to the journal and the store is synced when it returns."""
+        host = self.outside.host
+        for pid in self.forge.children():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not self.forge.children(), "all machines have ended")
+        synced = set((self.folder / SYNCED).read_text().split()) if (self.folder / SYNCED).exists() else ()
+        for path in (self.folder / "machines").rglob("*"):
+            info = path.lstat()
+            if path.is_file() and info.st_mtime >= self._begun and str(info.st_ino) not in synced:
+                os.truncate(path, 0)
+        groups = self.folder / "cgroup" / confinement.OURS
+        for folder in (self.folder / "run", *(each for each in groups.iterdir() if each.is_dir())):
+            shutil.rmtree(folder, ignore_errors=True)
+        remaining = self.folder / "remaining"
+        if (files := host.root / "files").exists():
+            files.rename(remaining)
+        shutil.rmtree(host.root)
+        self.outside.host = HostWithMachines(host.root, self.folder)
+        self.scenario.build(self.outside.host)
+        if remaining.exists():
+            remaining.rename(files)
+        (self.folder / BOOTED).write_text(f"boot-{1 + int(_boot(self.folder).rpartition('-')[2])}")
+
+    def other_acts(self, act: str) -> None:
+        """Another plugin on the same state folder does the same, and waits for no one."""
+        with self.life() as other, ExitStack() as stack:
+            for module, name, seconds in IMPATIENT:
+                stack.enter_context(patch.object(import_module(module), name, seconds))
+            with suppress(NodeError):
+                other.machines.settle()
+                if other.object is not None:
+                    other.object.round()
+                elif act == "prepare":
+                    other.prepare("")
+                else:
+                    other.unprepare("")
+
     def _started_by_others(self) -> None:
         folder = self.folder / "theirs"
         folder.mkdir()
@@ -281,14 +380,24 @@ class MachineFaults(FaultPoints):
             report = plugin.recover()
         assert not report.stuck, f"{when}: {report.stuck}"
         self.sound(f"{when}: recovered")
+        if point.how == POWER:
+            with self.life() as plugin:
+                self.scenario.before(plugin)
         if point.act == "prepare" and again:
             with self.life() as plugin:
                 assert plugin.prepare("") == self.answer, f"{when}: another answer"
-            assert_same(self.state(), self.prepared, f"{when}: asked again")
+            self._assert_same(self.prepared, f"{when}: asked again", point)
         with self.life() as plugin:
             plugin.unprepare("")
-        assert_same(self.state(), self.initial, f"{when}: taken back")
+        self._assert_same(self.initial, f"{when}: taken back", point)
         self.sound(f"{when}: taken back")
+
+    def _assert_same(self, wanted: dict[str, Any], when: str, point: FaultPoint) -> None:
+        """The same, but for the logs of a machine that did not run since the power failed: they are in its memory."""
+        state = self.state()
+        if point.how == POWER:
+            state, wanted = ({**one, "files": [*filter(_outlives_power, one["files"])]} for one in (state, wanted))
+        assert_same(state, wanted, when)
 
     def sound(self, when: str) -> None:
         """What must be so at any time without work."""
@@ -313,7 +422,10 @@ class MachineFaults(FaultPoints):
     def state(self) -> dict[str, Any]:
         with closing(open_journal(self.folder / "state")) as journal:
             records = journal.records(MACHINES)
-            plugs = journal.records(PLUGS)
+            plugs = {
+                name: {part: value for part, value in content.items() if part != "boot"}
+                for name, content in journal.records(PLUGS).items()
+            }
         machines = {}
         for key, content in records.items():
             name = machine_id(key)
@@ -328,9 +440,10 @@ class MachineFaults(FaultPoints):
                 "share": share.read_text() if machine and share.exists() else FULL,
             }
         self.outside.host.look()  # type: ignore[attr-defined]
+        objects = _objects().shown(self.folder) if self.scenario.has_object else {}
         below = [self.folder / "run", self.folder / "machines"]
         files = sorted(str(p.relative_to(self.folder)) for f in below for p in f.rglob("*") if p.suffix != ".lock")
-        return {**super().state(), "machines": machines, "plugs": plugs, "files": files}
+        return {**super().state(), "machines": machines, "plugs": plugs, "files": files, "objects": objects}
 
     def config(self) -> MachineConfig:
         return MachineConfig(
@@ -374,6 +487,9 @@ class MachineFaults(FaultPoints):
             disks = [{**disk, "path": str(self.folder / disk["path"])} for disk in scenario.start.get("disks", ())]
             start |= {"disks": disks} if disks else {}
             spec = {"start": start, "pciSlots": 4, "powerdownSeconds": 20, **scenario.spec}
+        names = [f"claim-{number}" for number in range(len(scenario.claims))]
+        vm = virtual_machine("m", **spec, claims=names, **({"nodeName": None} if scenario.has_object else {}))
+        vm = played_nodes.placed(vm) if scenario.on_two_nodes else vm
         with ExitStack() as stack:
             for where, name, what in host_seams(host.tree().root, self.folder, ask, passed):  # type: ignore[attr-defined]
                 stack.enter_context(patch.object(where, name, what))
@@ -383,6 +499,13 @@ class MachineFaults(FaultPoints):
             stack.callback(_ended)
             stack.callback(machines.close)
             attachments = AttachmentKind(machines, host)
+            store: Any = GatedStore(ask, passed)  # type: ignore[arg-type]
+            uid_of: Callable[[str, str], str] = lambda namespace, name: name.removeprefix("claim-")  # noqa: E731
+            served = None
+            if scenario.has_object:
+                served = _objects().MachineObject(self.folder, vm, passed, scenario.claims, NODE)
+                stack.callback(served.close)
+                store, uid_of = served.grants, served.uid_of
             claims = claims_on(
                 {
                     "choose": Bindings(host, config).choose,
@@ -390,17 +513,32 @@ class MachineFaults(FaultPoints):
                 },
                 journal,
                 ClaimLocks(self.folder / "state/locks"),
-                {KIND: GatedStore(ask, passed)},
+                {KIND: store},
                 {**step_kinds(host), "file": FileKind(host), "attachment": attachments},
                 options=PrepareOptions(),
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]},
             )
-            operations = _operations(claims, machines, attachments)
-            reconciler = Reconciler(claims, boot_id=lambda: BOOT)
-            refs = tuple(reference(str(number)) for number in range(len(scenario.claims)))
-            vm = virtual_machine("m", **spec, claims=[ref.name for ref in refs])
-            vm = played_nodes.placed(vm) if scenario.on_two_nodes else vm
-            yield MachinePlugin(claims, reconciler, scenario, operations, machines, vm, refs)
+            operations = _operations(claims, machines, attachments, uid_of)
+            reconciler = Reconciler(claims, boot_id=lambda: _boot(self.folder))
+            refs = tuple(ClaimRef("default", name, uid_of("default", name)) for name in names)
+            if served is not None:
+                served.serve(operations)
+
+            def reboot() -> None:
+                ask("power", "off")
+                plugin.recover()
+
+            plugin = MachinePlugin(claims, reconciler, scenario, operations, machines, vm, refs, reboot, served)
+            yield plugin
+
+
+def _boot(folder: Path) -> str:
+    """What the boot of the host is called."""
+    return (folder / BOOTED).read_text() if (folder / BOOTED).exists() else BOOT
+
+
+def _outlives_power(file: str) -> bool:
+    return not file.startswith("run/") or (not file.endswith(".log") and len(Path(file).parts) > 2)
 
 
 def _ended() -> None:
@@ -488,6 +626,14 @@ def host_seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple
     def held(pid: int, nodes: Any) -> list[str]:
         return [node for node in nodes if open_nodes(pid, [near(node)])]
 
+    def fsync(fd: int, real: Callable[[int], None] = os.fsync) -> None:
+        real(fd)
+        with (folder / SYNCED).open("a") as synced:
+            synced.write(f"{os.fstat(fd).st_ino}\n")
+
+    def boot_id(real: Callable[[], str] = adoption.boot_id) -> str:
+        return real() if _boot(folder) == BOOT else _boot(folder)
+
     files = SimpleNamespace(
         stat=lambda node: os.stat(near(node)), path=SimpleNamespace(exists=lambda node: os.path.exists(near(node)))
     )
@@ -504,6 +650,8 @@ def host_seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple
         (confinement, "make_group", make),
         (confinement, "remove", remove),
         (confinement, "group_of", group_of),
+        (os, "fsync", fsync),
+        (adoption, "boot_id", boot_id),
         (attachment, "os", files),
         (attachment, "open_nodes", held),
         # The limit of locked memory is this host's, which only some may raise. It changes nothing.
@@ -517,9 +665,11 @@ def amounts(plugin: MachinePlugin, vcpus: int, milli: int, mebibytes: int) -> No
         plugin.operations.scale(KEY, what, amount, soon())
 
 
-def _operations(claims: Claims, machines: MachineLifecycle, attachments: AttachmentKind) -> MachineOperations:
+def _operations(
+    claims: Claims, machines: MachineLifecycle, attachments: AttachmentKind, uid_of: Callable[[str, str], str]
+) -> MachineOperations:
     given: dict[str, Any] = {
-        "uid_of": lambda namespace, name: name.removeprefix("claim-"),
+        "uid_of": uid_of,
         "exclusive": claims.locks.named,
         "plan": lambda ref, due: (),
     }
@@ -528,6 +678,11 @@ def _operations(claims: Claims, machines: MachineLifecycle, attachments: Attachm
         return old(cast(Any, ClaimRegistry)(claims, attachments, **given), machines, node_name=NODE, kind=KIND)
     held = ClaimRegistry(claims, **given, kind=KIND, lives=lambda key: machine_operations.runs(machines, key))
     return MachineOperations(held, machines, attachments, node_name=NODE)
+
+
+def _objects() -> Any:
+    """The module of objects, which uses more of devalloc than 0.1.0 has."""
+    return import_module("tests.support.machine_objects")
 
 
 def unprepare(operations: MachineOperations, ref: ClaimRef) -> None:

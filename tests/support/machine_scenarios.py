@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from devalloc_machines.qemu.process import process
 from devalloc_machines.qemu.spec import Disk, EmulatedDevice, Nic
 from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.operations.change_feed import ChangeNotifier
 from tests.support.deadlines import soon
 from tests.support.fault_scenarios import VF, a2, device, gpu_with_audio, nic, two_cards
 from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, amounts, unprepare
+from tests.support.waiting import until
 
 GPU = device("0000-01-00", "0")
 FIRST_VF = GrantedDevice(("0",), VF, "0000-41-10-0")
@@ -66,6 +75,33 @@ def _unplug(plugin: MachinePlugin) -> None:
     amounts(plugin, 1, 1000, 512)
     for name in ("data", "lan"):
         plugin.operations.unplug(KEY, name, soon())
+
+
+def _object(name: str, back: Callable[[Any, MachinePlugin], object], **more: Any) -> MachineScenario:
+    """A VirtualMachine with a GPU that runs there, and of which ``back`` makes one that does not."""
+    return MachineScenario(
+        f"object-{name}",
+        gpu_with_audio,
+        (),
+        claims=((GPU,),),
+        has_object=True,
+        there=lambda plugin: plugin.object.start(),
+        back=lambda plugin: back(plugin.object, plugin),
+        **more,
+    )
+
+
+def _restart_by_policy(plugin: MachinePlugin) -> None:
+    """It ends, its policy starts it again, and it is deleted."""
+    if (there := plugin.machines.get(KEY)) is not None:
+        if there.pid:
+            os.kill(there.pid, signal.SIGKILL)
+            until(lambda: process(there.pid) is None, "it has ended")
+            plugin.machines.forget_look(KEY)
+        requests = import_module("devalloc_machines.vms").RequestLoop  # 0.1.0 has none
+        rounds = import_module("tests.support.vm_rounds").look_at_requests
+        rounds(requests(plugin.operations, ChangeNotifier(), spawn=lambda work: work()))
+    _delete(plugin)
 
 
 SCENARIOS = {
@@ -179,5 +215,22 @@ SCENARIOS = {
             there=_plug_in,
             back=_unplug,
         ),
+        MachineScenario(
+            "machine-restarted",
+            gpu_with_audio,
+            (),
+            claims=((GPU,),),
+            there=_create,
+            back=_restart_by_policy,
+        ),
+        _object("stop", lambda served, plugin: served.stop()),
+        _object("restart", lambda served, plugin: served.die_and_stop()),
+        _object("journal-lost", lambda served, plugin: served.lose_and_stop()),
+        _object("host-reboot", lambda served, plugin: served.reboot_and_stop(plugin.reboot)),
+        _object("evict", lambda served, plugin: served.evict()),
+        _object("fence", lambda served, plugin: served.fence()),
+        _object("elsewhere", lambda served, plugin: served.move_elsewhere()),
+        _object("delete", lambda served, plugin: served.delete()),
+        _object("pause", lambda served, plugin: served.pause()),
     )
 }

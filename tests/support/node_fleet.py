@@ -17,6 +17,7 @@ import yaml
 from devalloc_node.net.unix_sockets import has_listener
 from tests.support import waiting
 from tests.support.images import Image
+from tests.support.previous import PRESENT
 from tests.support.store_file import machine_statuses
 
 NODES = ("a", "b")
@@ -42,15 +43,20 @@ class Fleet:
         (self.disks / "drained.raw").write_bytes(bytes(2**20))
         self.env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DEVALLOC_STORE": str(folder / "store.db")}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.version = PRESENT
+        """Of the processes that are started from now on."""
 
     def command(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "devalloc.cli", *words]
         return subprocess.run(command, input=stdin, capture_output=True, text=True, env=self.env, timeout=300)
 
     def run(self, name: str, *words: str, **env: str) -> None:
+        own = (
+            self.env if self.version is PRESENT else self.version.environment(DEVALLOC_STORE=self.env["DEVALLOC_STORE"])
+        )
         with (self.folder / "log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "devalloc.cli", *words], stdout=log, stderr=log, env={**self.env, **env}
+                self.version.devalloc(*words), stdout=log, stderr=log, env={**own, **env}
             )
 
     def start_controller(self) -> None:
