@@ -605,7 +605,7 @@ def test_a_machine_that_cannot_move_is_refused_with_the_reason(small: TwoNodes) 
         with pytest.raises(Denied, match="not proven to be the same file"):
             migration.receive(second, small.machine, UID, offered, HERE, soon())
         away.replace(small.disk)
-        wrong = replace(offered, amounts=replace(offered.amounts, memory_bytes=1 << 40))
+        wrong = offered.model_copy(update={"amounts": offered.amounts.model_copy(update={"memory_bytes": 1 << 40})})
         with pytest.raises(Denied, match="offers another memory"):
             migration.receive(second, small.machine, UID, wrong, HERE, soon())
         with pytest.raises(Denied, match="not an address"):

@@ -45,9 +45,10 @@ def test_its_ports_and_windows_of_each_node_are_the_same_there_and_back(
         run = running(first).id
 
         offered = migration.offer(first, KEY, "wrong", soon())
-        one_less = replace(offered.platform, reserves=offered.platform.reserves[:-1])
+        one_less = offered.platform.model_copy(update={"root_ports": offered.platform.root_ports[:-1]})
+        wrong = offered.model_copy(update={"platform": one_less})
         with pytest.raises(Denied, match="another number of root ports"):
-            migration.receive(second, two.machine, "wrong", replace(offered, platform=one_less), HERE, soon())
+            migration.receive(second, two.machine, "wrong", wrong, HERE, soon())
         migration.cancel(first, KEY, "wrong", soon())
 
         move(first, second, two)

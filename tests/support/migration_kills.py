@@ -29,6 +29,7 @@ from unittest.mock import patch
 import devalloc_machines.part as machines_module
 from devalloc.api import meta
 from devalloc.api.views import MachineView, MigrationView
+from devalloc.api.virtual_machine_migration import MigrationDestination
 from devalloc.programs.node_parts import store_source
 from devalloc.store import NotFound, Object, StoreError, Unavailable
 from devalloc.store.sqlite import SQLiteStore
@@ -40,7 +41,7 @@ from devalloc_machines.qemu.process import kill, wait
 from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
 from devalloc_machines.qemu.records import MACHINES
 from devalloc_machines.qemu.spec import machine_id
-from devalloc_machines.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop, migration_objects
+from devalloc_machines.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop
 from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import NodeError, Unknown
@@ -94,15 +95,16 @@ class Network:
     @contextmanager
     def between_nodes(self) -> Iterator[None]:
         """The target says that it listens where a relay does."""
-        status_of = migration_objects.destination_status
+        receive = migration.receive
 
-        def through(to: migration.Destination) -> dict[str, Any]:
+        def through(*arguments: Any, **options: Any) -> MigrationDestination:
+            to = receive(*arguments, **options)
             self._relays.append(relay := FaultyProxy(to.port))
             self._apply(relay)
-            return status_of(replace(to, port=relay.port))
+            return to.model_copy(update={"port": relay.port})
 
         with (
-            patch.object(migration_objects, "destination_status", through),
+            patch.object(migration, "receive", through),
             patch.object(migration, "HANDSHAKE_SECONDS", 2.0),
             patch.object(migration, "STALL_SECONDS", 2.0),
         ):

@@ -12,10 +12,10 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from devalloc.api.virtual_machine_migration import MigrationFirmware
 from devalloc.file_lock import FileLock
 from devalloc_machines.qemu import machine_files
 from devalloc_machines.qemu.confinement import PathAccess, seen_by_program
@@ -34,16 +34,6 @@ _MAX_IMAGE = 64 << 20
 _QCOW2 = b"QFI\xfb"
 _TPM_SECONDS, _POLL_SECONDS = 5.0, 0.02
 """For a TPM to be gone, whose QEMU is gone: the kernel kills it then."""
-
-
-@dataclass(frozen=True, slots=True)
-class FirmwareIdentity:
-    """What must be the same of the firmware of two nodes between which a machine moves while it runs."""
-
-    code: str
-    """The SHA-256 digest of the code, in hexadecimal digits. With it the code has the same size."""
-    variables_size: int
-    """Bytes of the variables."""
 
 
 def firmware_files(spec: MachineSpec, config: MachineConfig) -> FirmwareFiles:
@@ -82,7 +72,7 @@ def firmware_files(spec: MachineSpec, config: MachineConfig) -> FirmwareFiles:
 
 
 def code_digest(files: FirmwareFiles) -> str:
-    """As in ``FirmwareIdentity``. Raises Denied (``FirmwareMissing``, retryable)."""
+    """The SHA-256 digest of the code, in hexadecimal digits. Raises Denied (``FirmwareMissing``, retryable)."""
     try:
         with files.code.open("rb") as image:
             return hashlib.file_digest(image, "sha256").hexdigest()
@@ -90,10 +80,10 @@ def code_digest(files: FirmwareFiles) -> str:
         raise Denied("FirmwareMissing", f"{files.code} cannot be read: {error.strerror}") from None
 
 
-def identity_here(files: FirmwareFiles) -> FirmwareIdentity:
+def identity_here(files: FirmwareFiles) -> MigrationFirmware:
     """Of the firmware of this node. Raises Denied (``FirmwareMissing``, retryable)."""
     try:
-        return FirmwareIdentity(code_digest(files), files.variables.stat().st_size)
+        return MigrationFirmware(code_digest=code_digest(files), variables_size=files.variables.stat().st_size)
     except OSError as error:
         raise Denied("FirmwareMissing", f"{files.variables} cannot be read: {error.strerror}") from None
 

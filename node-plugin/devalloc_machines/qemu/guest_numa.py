@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from math import isqrt
 from pathlib import Path
 
 from devalloc.api.apportion import apportion, apportion_memory
@@ -91,3 +92,9 @@ def read_distances(cells: Sequence[NumaCell], nodes: Path) -> list[list[int]]:
         ):
             return rows
     return []
+
+
+def rows_of(distances: Sequence[int]) -> list[list[int]]:
+    """The rows of a square table that is written one row after the other."""
+    size = isqrt(len(distances))
+    return [list(distances[at : at + size]) for at in range(0, len(distances), size or 1)]

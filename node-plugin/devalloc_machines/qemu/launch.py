@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine_migration import MigrationPlatform
 from devalloc_machines.qemu import (
     cloned_disks,
     confinement,
@@ -40,7 +41,6 @@ from devalloc_machines.qemu.command_line import (
     tap_fd,
 )
 from devalloc_machines.qemu.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_program
-from devalloc_machines.qemu.firmware import FirmwareIdentity
 from devalloc_machines.qemu.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_machines.qemu.process import Process, alive, kill, wait
 from devalloc_machines.qemu.qmp import Monitor
@@ -74,35 +74,13 @@ _KILL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class IncomingPlatform:
-    """What of a machine that runs elsewhere follows from that node, and must be the same here."""
-
-    machine_type: str
-    """QEMU's, with its version: ``pc-q35-7.2``."""
-    reserves: tuple[pci.WindowReserve, ...]
-    """Of its root ports, the first one first."""
-    queues: Mapping[int, int] = field(default_factory=dict)
-    """As in ``StartContext``."""
-    cells: tuple[tuple[int, int], ...] = ()
-    """What is reserved for each of its guest's NUMA nodes: thousandths of a CPU, and bytes."""
-    distances: tuple[tuple[int, ...], ...] = ()
-    """As in ``StartContext``."""
-    address_bits: int | None = None
-    """Of its CPUs; None: that node does not tell."""
-    cpu_flags: tuple[str, ...] = ()
-    """What its CPUs can do, if they are the host's own."""
-    firmware: FirmwareIdentity | None = None
-    """Of its UEFI firmware; None: it has none."""
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """What a start is given."""
 
     record: MachineRecord
     """Of the run that begins."""
     accel: Literal["kvm", "tcg"]
-    incoming: IncomingPlatform | None = None
+    incoming: MigrationPlatform | None = None
     """What the machine is elsewhere, if it is to be received from there; None: it begins here."""
 
 
@@ -459,7 +437,12 @@ def _resolved(
     uefi = firmware.firmware_files(spec, config) if spec.firmware == "uefi" else None
     disks = [cloned_disks.image_of(disk, spec, config) for disk in spec.disks]
     bits, largest, node_ports = preflight.address_bits(given.accel), config.devices(), given.record.node_ports
-    reserves = given.incoming.reserves if given.incoming else pci.port_reserves(spec, largest, bits, node_ports)
+    if given.incoming is None:
+        reserves = pci.port_reserves(spec, largest, bits, node_ports)
+        distances = guest_numa.read_distances(spec.numa_cells, preflight.NODES)
+    else:
+        reserves = tuple(pci.WindowReserve(one.prefetchable, one.memory) for one in given.incoming.root_ports)
+        distances = guest_numa.rows_of(given.incoming.distances)
     start = StartContext(
         binary=binary,
         accel=given.accel,
@@ -474,9 +457,7 @@ def _resolved(
         node_ports=node_ports,
         aperture=pci.uefi_aperture(spec, reserves, largest, bits, node_ports),
         queues=_queues(spec, given.incoming),
-        distances=given.incoming.distances
-        if given.incoming
-        else guest_numa.read_distances(spec.numa_cells, preflight.NODES),
+        distances=distances,
     )
     files, own = {}, cloned_disks.folder_of(spec.id, config)
     for number, (disk, path) in enumerate(zip(spec.disks, disks, strict=True)):
@@ -506,15 +487,16 @@ def queues_of_cards(spec: MachineSpec) -> dict[int, int]:
     }
 
 
-def _queues(spec: MachineSpec, incoming: IncomingPlatform | None) -> Mapping[int, int]:
+def _queues(spec: MachineSpec, incoming: MigrationPlatform | None) -> Mapping[int, int]:
     """The guest sees how many queues its cards have. Raises Denied (``TapDiffers``)."""
     here = queues_of_cards(spec)
-    if incoming is None or incoming.queues == here:
+    there = here if incoming is None else {one.nic: one.count for one in incoming.queues}
+    if there == here:
         return here
-    number = next(n for n in sorted({*here, *incoming.queues}) if here.get(n) != incoming.queues.get(n))
+    number = next(n for n in sorted({*here, *there}) if here.get(n) != there.get(n))
     raise Denied(
         "TapDiffers",
-        f"nics[{number}] of machine {spec.key} has {incoming.queues.get(number, 1)} queues on its node, and TAP "
+        f"nics[{number}] of machine {spec.key} has {there.get(number, 1)} queues on its node, and TAP "
         f"{spec.nics[number].interface} of this node gives it {here.get(number, 1)}: make both with multi_queue, or "
         "neither",
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine_migration import MigrationPlatform
 from devalloc.inventory.capacity import HostCapacity
 from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.worker import repeat
@@ -158,7 +159,7 @@ class MachineLifecycle(MachineRegistry):
         record: MachineRecord,
         accel: Literal["kvm", "tcg"],
         deadline: Deadline,
-        incoming: launch.IncomingPlatform | None = None,
+        incoming: MigrationPlatform | None = None,
     ) -> None:
         """Write down a machine that does not live, and start its QEMU. Only for the holder of its lock. ``incoming``:
         it is to receive a machine that runs elsewhere as this. Raises as ``start``."""

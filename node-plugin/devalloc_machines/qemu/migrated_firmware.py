@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from devalloc.api.virtual_machine_migration import MigrationFirmware
 from devalloc_machines.qemu import firmware, machine_files
-from devalloc_machines.qemu.firmware import FirmwareIdentity
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.qmp import Monitor
 from devalloc_machines.qemu.spec import MachineSpec
@@ -39,18 +39,18 @@ def is_carried(spec: MachineSpec) -> bool:
     return spec.firmware == "uefi" or spec.tpm
 
 
-def identity_of(record: MachineRecord, config: MachineConfig) -> FirmwareIdentity | None:
+def identity_of(record: MachineRecord, config: MachineConfig) -> MigrationFirmware | None:
     """The firmware that a machine was started with; None without UEFI. Raises Failed (``HostUnreadable``)."""
     if record.spec.firmware != "uefi":
         return None
     store = firmware.variable_store(record.spec, config)
     try:
-        return FirmwareIdentity(record.firmware, store.stat().st_size)
+        return MigrationFirmware(code_digest=record.firmware, variables_size=store.stat().st_size)
     except OSError as error:
         raise Failed("HostUnreadable", f"cannot read {store}: {error.strerror}") from None
 
 
-def check_same(spec: MachineSpec, config: MachineConfig, offered: FirmwareIdentity | None) -> None:
+def check_same(spec: MachineSpec, config: MachineConfig, offered: MigrationFirmware | None) -> None:
     """Whether this node has the firmware with which a machine runs elsewhere: its guest runs the code that comes with
     it, and after its next start that of this node. Raises Denied: ``OfferInvalid``, ``FirmwareDiffers``, and what
     ``firmware_files`` does."""

@@ -27,12 +27,13 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any, Literal
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine_migration import MigrationAmounts, MigrationDestination, MigrationOffer
 from devalloc_machines.qemu import (
     migrated_firmware,
     migration_blockers,
@@ -42,9 +43,8 @@ from devalloc_machines.qemu import (
 )
 from devalloc_machines.qemu.launch import TLS_FOLDER
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.migration_offer import MovedDevice, Offer
 from devalloc_machines.qemu.qmp import Monitor, QmpRefused, checked_number, checked_text, has_kvm, qom_list, run_state
-from devalloc_machines.qemu.records import MachineMigration, MachineRecord, with_history
+from devalloc_machines.qemu.records import MachineAmounts, MachineMigration, MachineRecord, with_history
 from devalloc_machines.qemu.spec import spec_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
@@ -78,17 +78,6 @@ _ENDING = "finish-migrate"
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a target waits."""
-
-    address: str
-    """Of IPv4 or IPv6."""
-    port: int
-    certificate: str
-    """Of the target's authority, as PEM."""
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """How far the source is. Bytes are those of the guest's memory."""
 
@@ -112,9 +101,9 @@ def offer(
     key: str,
     uid: str,
     deadline: Deadline,
-    devices: Mapping[str, MovedDevice] = MappingProxyType({}),
-) -> Offer:
-    """Begin to move a machine that runs here. ``devices``: those of its claims, by their ids in QEMU. Raises Denied
+    devices: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> MigrationOffer:
+    """Begin to move a machine that runs here. ``devices``: those of its claims, as of ``with_ports``. Raises Denied
     (``MachineNotMovable``) with the reason why it cannot; NodeError."""
     with machines.lock(key, deadline, "move to another node"):
         record, _ = machines.running(key)
@@ -132,15 +121,22 @@ def offer(
         migration_tls.write_files(
             machines.config.folder(record.spec.id), record.user, migration_tls.files_of(identity, "client")
         )
-    restart = migration_offer.restart_digest(record.machine)
-    return Offer(record.run, platform, accel, amounts, identity.authority, placed, restart)
+    return MigrationOffer(
+        run=record.run,
+        accel=accel,
+        platform=platform,
+        amounts=MigrationAmounts(**asdict(amounts)),
+        devices=placed,
+        certificate=identity.authority,
+        restart_digest=migration_offer.restart_digest(record.machine),
+    )
 
 
 def send(
     machines: MachineLifecycle,
     key: str,
     uid: str,
-    to: Destination,
+    to: MigrationDestination,
     deadline: Deadline,
     *,
     bandwidth: int | None = None,
@@ -266,12 +262,12 @@ def receive(
     machines: MachineLifecycle,
     machine: VirtualMachine,
     uid: str,
-    offered: Offer,
+    offered: MigrationOffer,
     address: str,
     deadline: Deadline,
     *,
     plug: Callable[[], None] = lambda: None,
-) -> Destination:
+) -> MigrationDestination:
     """Start a QEMU that waits for the machine, and listens on ``address`` at a port that the kernel chooses. If that is
     so already, say where. ``plug`` puts the devices of its claims in before that; a caller whose ``plug`` raises
     ``discard``s it.
@@ -303,7 +299,7 @@ def receive(
             machine.to_manifest(),
             "incoming",
             offered.run,
-            requested=offered.amounts,
+            requested=MachineAmounts(**offered.amounts.model_dump()),
             cpus_left=None,
             numa_cells=migration_offer.cells_here(spec, offered),
             node_ports=migration_offer.node_ports(spec, offered),
@@ -443,17 +439,15 @@ def _checked_address(text: str) -> str:
         raise Denied("OfferInvalid", f"{text[:80]!r} is not an address of IPv4 or IPv6") from None
 
 
-def _connected(key: str, to: Destination, deadline: Deadline) -> socket.socket:
+def _connected(key: str, to: MigrationDestination, deadline: Deadline) -> socket.socket:
     """A connection for QEMU. It is made here because of what QEMU does with one of its own: it shakes hands in the
     thread that serves its monitor and its guest's devices, and waits there for the other side. A target that is silent
     just then would stop both. This one lets it read for a moment only (after that it waits beside its work), and what
     the network does not deliver ends it soon.
 
-    Raises Denied (``OfferInvalid``), Failed (``TargetUnreachable``).
+    Raises Failed (``TargetUnreachable``).
     """
-    address = _checked_address(to.address)
-    if not 0 < to.port < 65536:
-        raise Denied("OfferInvalid", f"{to.port} is not a port")
+    address = str(to.address)
     try:
         line = socket.create_connection((address, to.port), timeout=deadline.capped(ANSWER_SECONDS).seconds or 0.1)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _NETWORK_SECONDS * 1000)
@@ -470,7 +464,7 @@ def _connected(key: str, to: Destination, deadline: Deadline) -> socket.socket:
 
 def _listen(
     machines: MachineLifecycle, record: MachineRecord, authority: str, address: str, deadline: Deadline
-) -> Destination:
+) -> MigrationDestination:
     """Have QEMU listen, if it does not; where it does."""
     with machines.line(record) as monitor:
         own = record.migration
@@ -494,7 +488,7 @@ def _listen(
             port = _listening_port(monitor, deadline)
     if port is None or own is None:
         raise Failed("MigrationFailed", f"QEMU of machine {record.spec.key} does not say where it listens")
-    return Destination(address, port, own.certificate)
+    return MigrationDestination(address=address, port=port, certificate=own.certificate)
 
 
 def _listening_port(monitor: Monitor, deadline: Deadline) -> int | None:

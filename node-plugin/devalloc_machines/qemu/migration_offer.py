@@ -9,19 +9,26 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from devalloc.api.meta import RESTART
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine_migration import (
+    MigrationCell,
+    MigrationDevice,
+    MigrationOffer,
+    MigrationPlatform,
+    MigrationQueues,
+    MigrationRootPort,
+)
 from devalloc_machines.qemu import guest_numa, hotplug, memory, migrated_firmware, pci, preflight, vcpu
 from devalloc_machines.qemu.command_line import BLOCK, MAX_PCI_SLOTS, MAX_QUEUES
-from devalloc_machines.qemu.launch import IncomingPlatform, queues_of_cards
+from devalloc_machines.qemu.launch import queues_of_cards
 from devalloc_machines.qemu.machine_files import MachineConfig
-from devalloc_machines.qemu.pci import WindowReserve
 from devalloc_machines.qemu.pci_layout import port_places, ports_per_node
 from devalloc_machines.qemu.qmp import Monitor, checked_text, qom_get
 from devalloc_machines.qemu.records import MachineAmounts, MachineRecord
@@ -31,40 +38,6 @@ from devalloc_node.errors import Denied
 from devalloc_node.model.step import PreparedDevice
 
 _MACHINE_TYPE = re.compile(r"(pc-q35-[0-9]{1,3}\.[0-9]{1,3}(?:\.[0-9]{1,3})?)-machine", re.ASCII)
-_MOST = 1 << 62
-_MAX_CELLS, _MAX_FLAGS = 64, 1024
-_FLAG = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class MovedDevice:
-    """A device of a claim that moves: on each node another one of the same hardware."""
-
-    claim: str
-    """The UID of the claim."""
-    index: int
-    """Its place among the claim's devices."""
-    port: str
-    """The root port that it is on; empty: not known yet."""
-    functions: tuple[str, ...]
-    """Which hardware its functions are (``identify``)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the source says of a machine that can move."""
-
-    run: str
-    """The UUID of its run, which goes on."""
-    platform: IncomingPlatform
-    accel: Literal["kvm", "tcg"]
-    amounts: MachineAmounts
-    """What it has; memory is what its guest is asked to have."""
-    certificate: str
-    """Of the source's authority, as PEM."""
-    devices: tuple[MovedDevice, ...] = ()
-    restart_digest: str | None = None
-    """As of ``restart_digest``, of the machine as this run was started; None: the source does not say."""
 
 
 def restart_digest(machine: VirtualMachine) -> str:
@@ -73,7 +46,7 @@ def restart_digest(machine: VirtualMachine) -> str:
     return hashlib.sha256(b"" if request is None else f"={request}".encode()).hexdigest()
 
 
-def as_started(machine: VirtualMachine, offered: Offer) -> VirtualMachine:
+def as_started(machine: VirtualMachine, offered: MigrationOffer) -> VirtualMachine:
     """The machine without a request for a restart that came after its run began: its source does not restart it any
     more, so this node does when it has the machine."""
     if offered.restart_digest in (None, restart_digest(machine)):
@@ -92,17 +65,21 @@ def amounts_of(record: MachineRecord, monitor: Monitor, deadline: Deadline) -> M
 
 def platform_of(
     record: MachineRecord, config: MachineConfig, accel: Literal["kvm", "tcg"], monitor: Monitor, deadline: Deadline
-) -> IncomingPlatform:
+) -> MigrationPlatform:
     """What its guest sees that follows from this node."""
     spec = record.spec
-    return IncomingPlatform(
+    by_name = {port.name: port.reserve for port in pci.list_root_ports(monitor, deadline)}
+    # As QEMU has them: devices of this node may have changed since it was started.
+    reserves = [by_name[port.id] for port in port_places(spec, record.node_ports)]
+    rows = guest_numa.read_distances(spec.numa_cells, preflight.NODES)
+    return MigrationPlatform(
         machine_type=_machine_type(monitor, deadline),
-        reserves=_reserves(record, monitor, deadline),
-        queues=queues_of_cards(spec),
-        cells=tuple((cell.cpus, cell.memory) for cell in spec.numa_cells),
-        distances=tuple(map(tuple, guest_numa.read_distances(spec.numa_cells, preflight.NODES))),
+        root_ports=[MigrationRootPort(prefetchable=one.prefetchable, memory=one.memory) for one in reserves],
+        queues=[MigrationQueues(nic=number, count=count) for number, count in sorted(queues_of_cards(spec).items())],
+        cells=[MigrationCell(cpu_milli=cell.cpus, memory=cell.memory) for cell in spec.numa_cells],
+        distances=[value for row in rows for value in row],
         address_bits=preflight.address_bits(accel),
-        cpu_flags=preflight.cpu_flags() if accel == "kvm" else (),
+        cpu_flags=list(preflight.cpu_flags()) if accel == "kvm" else [],
         firmware=migrated_firmware.identity_of(record, config),
     )
 
@@ -114,13 +91,7 @@ def _machine_type(monitor: Monitor, deadline: Deadline) -> str:
     return match[1]
 
 
-def _reserves(record: MachineRecord, monitor: Monitor, deadline: Deadline) -> tuple[WindowReserve, ...]:
-    """What its root ports reserve, as QEMU has it: devices of this node may have changed since it was started."""
-    by_name = {port.name: port.reserve for port in pci.list_root_ports(monitor, deadline)}
-    return tuple(by_name[port.id] for port in port_places(record.spec, record.node_ports))
-
-
-def with_offered_slots(machine: VirtualMachine, offered: Offer) -> VirtualMachine:
+def with_offered_slots(machine: VirtualMachine, offered: MigrationOffer) -> VirtualMachine:
     """With the PCI slots that it was started with, if its spec says no number: it has spare ones for the claims that
     it had then, and may have others by now."""
     spec = spec_of(machine)
@@ -128,51 +99,31 @@ def with_offered_slots(machine: VirtualMachine, offered: Offer) -> VirtualMachin
         return machine
     for slots in range(len(spec.claims), MAX_PCI_SLOTS + 1):
         then = replace(spec, pci_slots=slots)
-        if len(port_places(then, ports_per_node(then))) == len(offered.platform.reserves):
+        if len(port_places(then, ports_per_node(then))) == len(offered.platform.root_ports):
             return machine.model_copy(update={"spec": machine.spec.model_copy(update={"pci_slots": slots})})
     return machine
 
 
-def node_ports(spec: MachineSpec, offered: Offer) -> int:
+def node_ports(spec: MachineSpec, offered: MigrationOffer) -> int:
     """How many root ports are on the expander bus of each NUMA node of its guest; -1: none that could be."""
-    cells, more = len(offered.platform.cells), len(offered.platform.reserves) - spec.pci_slots
+    cells, more = len(offered.platform.cells), len(offered.platform.root_ports) - spec.pci_slots
     if not cells:
         return 0 if more == 0 else -1
     return more // cells if more % cells == 0 and 0 <= more // cells <= spec.pci_slots else -1
 
 
-def check_offer(spec: MachineSpec, offered: Offer) -> None:
-    """Raises Denied (``OfferInvalid``): an offer comes by the store, where others write too."""
-    amounts, reserves = offered.amounts, offered.platform.reserves
+def check_offer(spec: MachineSpec, offered: MigrationOffer) -> None:
+    """Raises Denied (``OfferInvalid``) if the machine cannot be what an offer says, whose form is right."""
+    amounts, most = offered.amounts, whole_cpus(spec.cpus.most)
     vcpus, memory_bytes, milli = amounts.vcpus or 0, amounts.memory_bytes or 0, amounts.cpu_milli or 0
-    most = whole_cpus(spec.cpus.most)
-    cells, distances, bits = offered.platform.cells, offered.platform.distances, offered.platform.address_bits
     faults = [
-        (_MACHINE_TYPE.fullmatch(f"{offered.platform.machine_type}-machine") is not None, "machine type"),
-        (re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", offered.run) is not None, "run"),
-        (offered.accel in ("kvm", "tcg"), "accelerator"),
         (whole_cpus(spec.cpus.least) <= vcpus <= most, "number of vCPUs"),
         (0 <= milli <= most * 1000, "CPU time"),
         (spec.memory.least <= memory_bytes <= spec.memory.most and memory_bytes % BLOCK == 0, "memory"),
         (node_ports(spec, offered) >= 0, "number of root ports"),
-        (all(0 <= size < _MOST for one in reserves for size in (one.prefetchable, one.memory)), "PCI windows"),
         (
-            all(0 <= n < len(spec.nics) and 1 <= count <= MAX_QUEUES for n, count in offered.platform.queues.items()),
+            all(one.nic < len(spec.nics) and one.count <= MAX_QUEUES for one in offered.platform.queues),
             "number of queues of a card",
-        ),
-        (len(cells) <= _MAX_CELLS and all(0 <= size < _MOST for cell in cells for size in cell), "NUMA nodes"),
-        (
-            not distances
-            or (
-                [len(row) for row in distances] == [len(cells)] * len(cells)
-                and all(0 < value < 255 for row in distances for value in row)
-            ),
-            "distances of NUMA nodes",
-        ),
-        (bits is None or 32 <= bits <= 64, "number of address bits"),
-        (
-            len(offered.platform.cpu_flags) <= _MAX_FLAGS and all(map(_FLAG.fullmatch, offered.platform.cpu_flags)),
-            "CPU flags",
         ),
     ]
     if wrong := [what for is_right, what in faults if not is_right]:
@@ -182,7 +133,7 @@ def check_offer(spec: MachineSpec, offered: Offer) -> None:
         )
 
 
-def check_cpu(spec: MachineSpec, accel: Literal["kvm", "tcg"], offered: Offer) -> None:
+def check_cpu(spec: MachineSpec, accel: Literal["kvm", "tcg"], offered: MigrationOffer) -> None:
     """Whether the guest finds the CPUs that it began with. Raises Denied (``AcceleratorDiffers``, ``CpuDiffers``)."""
     if accel != offered.accel:
         raise Denied("AcceleratorDiffers", f"machine {spec.key} runs with {offered.accel}, and this node has {accel}")
@@ -199,19 +150,19 @@ def check_cpu(spec: MachineSpec, accel: Literal["kvm", "tcg"], offered: Offer) -
     raise Denied("CpuDiffers", f"machine {spec.key} cannot move here while it runs: {why}")
 
 
-def cells_here(spec: MachineSpec, offered: Offer) -> tuple[NumaCell, ...]:
+def cells_here(spec: MachineSpec, offered: MigrationOffer) -> tuple[NumaCell, ...]:
     """NUMA nodes of this host for those of the guest, in its order. Raises Denied (``NumaDiffers``)."""
     free, cells = list(spec.numa_cells), []
-    for cpus, memory_bytes in offered.platform.cells:
-        place = next((cell for cell in free if (cell.cpus, cell.memory) == (cpus, memory_bytes)), None)
+    for there in offered.platform.cells:
+        place = next((cell for cell in free if (cell.cpus, cell.memory) == (there.cpu_milli, there.memory)), None)
         if place is not None:
             free.remove(place)
             cells.append(place)
     if free or len(cells) != len(offered.platform.cells):
-        there = len(offered.platform.cells) or 1
+        count = len(offered.platform.cells) or 1
         raise Denied(
             "NumaDiffers",
-            f"machine {spec.key} cannot move here while it runs: its guest has {there} NUMA nodes of the sizes that "
+            f"machine {spec.key} cannot move here while it runs: its guest has {count} NUMA nodes of the sizes that "
             "were reserved on its node, and other ones are reserved for it here",
         )
     return tuple(cells)
@@ -221,13 +172,13 @@ _FACTS = ("vendor", "device", "subsystem_vendor", "subsystem_device", "revision"
 _MOST_FACTS = 253
 
 
-def identify(device: PreparedDevice, sys: Path) -> tuple[str, ...]:
+def identify(device: PreparedDevice, sys: Path) -> list[str]:
     """Which hardware the functions of a prepared device are, one text each: their VFIO driver, then the type of a
     mediated device, or the ids of a PCI function. ``sys``: where the host's sysfs is. Unknown facts are left out."""
     if device.sysfsdev is not None:
         path = device.sysfsdev.removeprefix("/sys/")
-        return (_facts(sys / path),)
-    return tuple(_facts(sys / "bus/pci/devices" / address) for address in device.functions)
+        return [_facts(sys / path)]
+    return [_facts(sys / "bus/pci/devices" / address) for address in device.functions]
 
 
 def _facts(folder: Path) -> str:
@@ -248,10 +199,10 @@ def _link(path: Path) -> str:
 
 
 def with_ports(
-    key: str, devices: Mapping[str, MovedDevice], monitor: Monitor, deadline: Deadline
-) -> tuple[MovedDevice, ...]:
-    """The devices of claims in a machine that runs, by their ids, with the ports that they are on. Raises Denied
-    (``MachineNotMovable``) if QEMU has other ones."""
+    key: str, devices: Mapping[str, Mapping[str, Any]], monitor: Monitor, deadline: Deadline
+) -> list[MigrationDevice]:
+    """What is offered of the devices of claims in a machine that runs. ``devices``: that but for their ports, by their
+    ids. Raises Denied (``MachineNotMovable``) if QEMU has other ones."""
     there = hotplug.plugged_names(list(pci.present_devices(monitor, deadline)))
     if differ := sorted(there ^ set(devices)):
         why = f"the devices of its claims are not those that QEMU has ({', '.join(differ)}); wait until they are"
@@ -262,15 +213,15 @@ def with_ports(
         port = ports.get(pci.bus_of(monitor, pci.function_id(name, 0), deadline) or "")
         if port is None:
             raise Denied("MachineNotMovable", f"machine {key} cannot move while it runs: {name} is on no root port")
-        placed.append(replace(device, port=port))
-    return tuple(placed)
+        placed.append(MigrationDevice(**device, port=port))
+    return placed
 
 
-def check_same(key: str, there: MovedDevice, here: MovedDevice) -> None:
+def check_same(key: str, there: MigrationDevice, functions: Sequence[str]) -> None:
     """Whether the guest finds the device that it has. Raises Denied (``DeviceDiffers``)."""
-    if there.functions != here.functions:
+    if there.functions != functions:
         raise Denied(
             "DeviceDiffers",
-            f"machine {key} cannot move here while it runs: device {here.index} of claim {here.claim} is "
-            f"{', '.join(there.functions)} on its node, and {', '.join(here.functions)} here",
+            f"machine {key} cannot move here while it runs: device {there.index} of claim {there.claim} is "
+            f"{', '.join(there.functions)} on its node, and {', '.join(functions)} here",
         )

@@ -18,12 +18,7 @@ from devalloc.api.conditions import with_migration_conditions
 from devalloc.api.views import MachineView, MigrationView, as_mapping
 from devalloc.api.virtual_machine_migration import MigrationDestination, MigrationOffer
 from devalloc.store import Object, Store
-from devalloc_machines.qemu.firmware import FirmwareIdentity
-from devalloc_machines.qemu.launch import IncomingPlatform
-from devalloc_machines.qemu.migration import Destination, Progress
-from devalloc_machines.qemu.migration_offer import MovedDevice, Offer
-from devalloc_machines.qemu.pci import WindowReserve
-from devalloc_machines.qemu.records import MachineAmounts
+from devalloc_machines.qemu.migration import Progress
 from devalloc_machines.vms import objects
 from devalloc_node.errors import Denied
 
@@ -119,79 +114,12 @@ def write_succeeded(store: Store, migration: Object | None) -> None:
     write_migration(store, migration, "Succeeded", reason=None, message=None, completionTime=_now())
 
 
-def offer_status(offered: Offer) -> dict[str, Any]:
-    """``status.offer``"""
-    platform, amounts = offered.platform, offered.amounts
-    return {
-        "run": offered.run,
-        "accel": offered.accel,
-        "platform": {
-            "machineType": platform.machine_type,
-            "rootPorts": [{"prefetchable": one.prefetchable, "memory": one.memory} for one in platform.reserves],
-            "queues": [{"nic": number, "count": count} for number, count in sorted(platform.queues.items())],
-            "cells": [{"cpuMilli": cpus, "memory": size} for cpus, size in platform.cells],
-            "distances": [value for row in platform.distances for value in row],
-            **({} if platform.address_bits is None else {"addressBits": platform.address_bits}),
-            "cpuFlags": list(platform.cpu_flags),
-            **({} if platform.firmware is None else {"firmware": _firmware_status(platform.firmware)}),
-        },
-        "amounts": {
-            name: value
-            for name, value in (
-                ("cpuMilli", amounts.cpu_milli),
-                ("vcpus", amounts.vcpus),
-                ("memoryBytes", amounts.memory_bytes),
-            )
-            if value is not None
-        },
-        **({"devices": [_device_status(one) for one in offered.devices]} if offered.devices else {}),
-        "certificate": offered.certificate,
-        **({} if offered.restart_digest is None else {"restartDigest": offered.restart_digest}),
-    }
-
-
-def offer_of(migration: Object) -> Offer:
+def offer_of(migration: Object) -> MigrationOffer:
     """What the source says in ``status.offer``: another node wrote it. Raises Denied (``OfferInvalid``)."""
     try:
-        offered = MigrationOffer.model_validate(as_mapping(migration.get("status")).get("offer"))
+        return MigrationOffer.model_validate(as_mapping(migration.get("status")).get("offer"))
     except ValidationError as error:
         raise Denied("OfferInvalid", f"what the source offers cannot be read: {_first_fault(error)}") from None
-    platform, amounts = offered.platform, offered.amounts
-    size = len(platform.cells)
-    rows = tuple(tuple(platform.distances[at : at + size]) for at in range(0, len(platform.distances), size or 1))
-    return Offer(
-        offered.run,
-        IncomingPlatform(
-            machine_type=platform.machine_type,
-            reserves=tuple(WindowReserve(one.prefetchable, one.memory) for one in platform.root_ports),
-            queues={one.nic: one.count for one in platform.queues},
-            cells=tuple((one.cpu_milli, one.memory) for one in platform.cells),
-            distances=rows,
-            address_bits=platform.address_bits,
-            cpu_flags=tuple(platform.cpu_flags),
-            firmware=None
-            if (uefi := platform.firmware) is None
-            else FirmwareIdentity(uefi.code_digest, uefi.variables_size),
-        ),
-        offered.accel,
-        MachineAmounts(amounts.cpu_milli, amounts.vcpus, amounts.memory_bytes),
-        offered.certificate,
-        tuple(MovedDevice(one.claim, one.index, one.port, tuple(one.functions)) for one in offered.devices),
-        offered.restart_digest,
-    )
-
-
-def _device_status(device: MovedDevice) -> dict[str, Any]:
-    return {
-        "claim": device.claim,
-        "index": device.index,
-        "port": device.port,
-        "functions": list(device.functions),
-    }
-
-
-def _firmware_status(identity: FirmwareIdentity) -> dict[str, Any]:
-    return {"codeDigest": identity.code, "variablesSize": identity.variables_size}
 
 
 def is_firmware_stored(migration: Object | None) -> bool:
@@ -207,18 +135,12 @@ def write_firmware_stored(store: Store, migration: Object) -> None:
     write_migration(store, migration, None, destination=destination)
 
 
-def destination_status(to: Destination) -> dict[str, Any]:
-    """``status.destination``"""
-    return {"address": to.address, "port": to.port, "certificate": to.certificate}
-
-
-def destination_of(migration: Object) -> Destination:
+def destination_of(migration: Object) -> MigrationDestination:
     """Where the target waits, by ``status.destination``: another node wrote it. Raises Denied (``OfferInvalid``)."""
     try:
-        to = MigrationDestination.model_validate(as_mapping(migration.get("status")).get("destination"))
+        return MigrationDestination.model_validate(as_mapping(migration.get("status")).get("destination"))
     except ValidationError as error:
         raise Denied("OfferInvalid", f"where the target waits cannot be read: {_first_fault(error)}") from None
-    return Destination(str(to.address), int(to.port), to.certificate)
 
 
 def progress_status(now: Progress) -> dict[str, Any]:

@@ -293,9 +293,7 @@ class MigrationLoop:
         self._undecided.add(move.uid)
         state = view.migration_state
         nodes = {"sourceNode": self._node, "targetNode": state.get("targetNode")}
-        moves.write_migration(
-            self._store, move.migration, "PreparingTarget", offer=moves.offer_status(offered), **nodes
-        )
+        moves.write_migration(self._store, move.migration, "PreparingTarget", offer=offered.to_manifest(), **nodes)
         self._changed(move.key)
         return 0.0
 
@@ -324,7 +322,7 @@ class MigrationLoop:
             return self._give_up(move, "MigrationFailed", why)
         try:
             to = moves.destination_of(move.migration or {})
-            migration.refuse_own_services(to.address, self._settings.address)
+            migration.refuse_own_services(str(to.address), self._settings.address)
             due = Deadline.after(STEP_SECONDS)
             migration.send(self._machines, move.key, move.uid, to, due, bandwidth=self._settings.bandwidth)
         except NodeError as error:
@@ -483,7 +481,7 @@ class MigrationLoop:
                 raise
             moves.write_failed(self._store, move.migration, error.code, error.message)
             return 0.0
-        moves.write_migration(self._store, move.migration, "TargetReady", destination=moves.destination_status(to))
+        moves.write_migration(self._store, move.migration, "TargetReady", destination=to.to_manifest())
         self._changed(move.key)
         return 0.0
 

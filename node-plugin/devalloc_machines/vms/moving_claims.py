@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from devalloc.api.views import MachineView
+from devalloc.api.virtual_machine_migration import MigrationDevice
 from devalloc.store import Object
 from devalloc_machines.qemu import pci
-from devalloc_machines.qemu.migration_offer import MovedDevice, check_same, identify
+from devalloc_machines.qemu.migration_offer import check_same, identify
 from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms import objects
 from devalloc_machines.vms.machine_claims import CALLER, WORK_SECONDS
@@ -25,14 +27,14 @@ from devalloc_node.model.step import ROOT_PORT, Prepared
 from devalloc_node.operations.claim_registry import HeldClaim
 
 
-def leaving(operations: MachineOperations, key: str, sys: Path) -> dict[str, MovedDevice]:
-    """The devices of claims in a machine, by their ids in QEMU, without their ports."""
+def leaving(operations: MachineOperations, key: str, sys: Path) -> dict[str, dict[str, Any]]:
+    """What is offered of the devices of claims in a machine but for their ports, by their ids in QEMU."""
     devices = {}
     for held in _claims_in(operations, key):
         if (prepared := held.prepared) is not None:
             for index, device in enumerate(prepared.devices):
                 name = pci.device_id(prepared.ref.uid, device.pool, device.device, device.share)
-                devices[name] = MovedDevice(prepared.ref.uid, index, "", identify(device, sys))
+                devices[name] = {"claim": prepared.ref.uid, "index": index, "functions": identify(device, sys)}
     return devices
 
 
@@ -43,7 +45,7 @@ def booked_refs(machine: Object) -> list[ClaimRef]:
 
 
 def _prepared(
-    operations: MachineOperations, machine: Object, offered: Sequence[MovedDevice], sys: Path, due: Deadline
+    operations: MachineOperations, machine: Object, offered: Sequence[MigrationDevice], sys: Path, due: Deadline
 ) -> list[Prepared]:
     """Make ready what is booked here, and see that it is what the guest has."""
     key = objects.key_of(machine)
@@ -54,7 +56,7 @@ def _prepared(
         for index, device in enumerate(() if prepared is None else prepared.devices):
             if (one := there.pop((ref.uid, index), None)) is None:
                 raise Denied("OfferInvalid", f"machine {key}: its node offers no device {index} of claim {ref}")
-            check_same(key, one, MovedDevice(ref.uid, index, one.port, identify(device, sys)))
+            check_same(key, one, identify(device, sys))
         if prepared is not None:
             ready.append(prepared)
     if there:
@@ -64,7 +66,7 @@ def _prepared(
 
 
 def plug(
-    operations: MachineOperations, machine: Object, offered: Sequence[MovedDevice], sys: Path, due: Deadline
+    operations: MachineOperations, machine: Object, offered: Sequence[MigrationDevice], sys: Path, due: Deadline
 ) -> None:
     """Put what is booked here into the QEMU that waits, on the ports that it has on the source. Raises Denied
     (``DeviceDiffers``, ``OfferInvalid``), NodeError."""

@@ -21,18 +21,23 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from devalloc.api import meta
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine_migration import (
+    MigrationAmounts,
+    MigrationDestination,
+    MigrationFirmware,
+    MigrationOffer,
+    MigrationPlatform,
+    MigrationQueues,
+    MigrationRootPort,
+)
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu import firmware, migrated_firmware, migration, migration_offer, migration_tls
 from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
-from devalloc_machines.qemu.firmware import FirmwareIdentity
-from devalloc_machines.qemu.launch import TLS_FOLDER, IncomingPlatform
+from devalloc_machines.qemu.launch import TLS_FOLDER
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
-from devalloc_machines.qemu.migration import Destination
-from devalloc_machines.qemu.migration_offer import Offer
 from devalloc_machines.qemu.pci import WindowReserve
 from devalloc_machines.qemu.records import (
-    MachineAmounts,
     MachineMigration,
     MachineRecord,
     MachineView,
@@ -42,7 +47,7 @@ from devalloc_machines.qemu.records import (
     record_of,
 )
 from devalloc_machines.qemu.spec import machine_id, spec_of
-from devalloc_machines.vms.migration_objects import offer_status, write_firmware_stored
+from devalloc_machines.vms.migration_objects import write_firmware_stored
 from devalloc_machines.vms.migrations import MigrationLoop, MigrationSettings, _Move
 from devalloc_machines.vms.situation import is_to_restart, with_numa_node
 from devalloc_machines.vms.status import status_of
@@ -169,32 +174,30 @@ def test_keys_are_for_one_user_and_are_written_where_no_link_leads(tmp_path: Pat
     assert not migration_tls.replace_authorities(folder, None, "both"), "the key is lost"
 
 
-def offer(**other: Any) -> Offer:
-    platform = IncomingPlatform("pc-q35-7.2", (WindowReserve(),) * 4)
+def offer(**other: Any) -> MigrationOffer:
+    platform = MigrationPlatform(machine_type="pc-q35-7.2", root_ports=[MigrationRootPort()] * 4)
     certificate = migration_tls.make_identity("client").authority
-    return replace(Offer(RUN, platform, "tcg", MachineAmounts(2000, 2, 512 * MIB), certificate), **other)
+    amounts = MigrationAmounts(cpu_milli=2000, vcpus=2, memory_bytes=512 * MIB)
+    fields = {"run": RUN, "accel": "tcg", "platform": platform, "amounts": amounts, "certificate": certificate}
+    return MigrationOffer(**fields | other)
 
 
 def platform(**other: Any) -> dict[str, Any]:
-    return {"platform": replace(offer().platform, **other)}
+    return {"platform": offer().platform.model_copy(update=other)}
 
 
 def amounts(**other: Any) -> dict[str, Any]:
-    return {"amounts": replace(offer().amounts, **other)}
+    return {"amounts": offer().amounts.model_copy(update=other)}
 
 
 @pytest.mark.parametrize(
     ("fault", "what"),
     [
-        (platform(machine_type="pc-q35-7.2,dump-guest-core=on"), "machine type"),
-        (platform(machine_type="microvm"), "machine type"),
-        (platform(reserves=()), "number of root ports"),
-        (platform(reserves=(WindowReserve(-1),) * 4), "PCI windows"),
-        ({"run": f"{RUN} -S"}, "run"),
-        ({"accel": "tcg,thread=single"}, "accelerator"),
+        (platform(root_ports=[]), "number of root ports"),
+        (platform(queues=[MigrationQueues(nic=0, count=2)]), "number of queues of a card"),
         (amounts(vcpus=None), "number of vCPUs"),
         (amounts(vcpus=5), "number of vCPUs"),
-        (amounts(cpu_milli=-1), "CPU time"),
+        (amounts(cpu_milli=5000), "CPU time"),
         (amounts(memory_bytes=511 * MIB), "memory"),
         (amounts(memory_bytes=512 * MIB + 4096), "memory"),
     ],
@@ -244,8 +247,8 @@ def uefi_config(folder: Path) -> MachineConfig:
 
 
 def identity(**other: Any) -> dict[str, Any]:
-    same = FirmwareIdentity(hashlib.sha256(CODE).hexdigest(), len(VARIABLES))
-    return platform(firmware=replace(same, **other))
+    same = MigrationFirmware(code_digest=hashlib.sha256(CODE).hexdigest(), variables_size=len(VARIABLES))
+    return platform(firmware=same.model_copy(update=other))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +256,7 @@ def identity(**other: Any) -> dict[str, Any]:
     [
         (UEFI, {}, "OfferInvalid"),
         ({"kernel": "/k"}, identity(), "OfferInvalid"),
-        (UEFI, identity(code="0" * 64), "FirmwareDiffers"),
+        (UEFI, identity(code_digest="0" * 64), "FirmwareDiffers"),
         (UEFI, identity(variables_size=len(VARIABLES) + 1), "FirmwareDiffers"),
         (UEFI, identity(), "QemuMissing"),
     ],
@@ -441,9 +444,9 @@ def test_a_target_has_the_time_that_huge_pages_take(
 ) -> None:
     given: list[float] = []
 
-    def receive(*arguments: Any, **devices: Any) -> Destination:
+    def receive(*arguments: Any, **devices: Any) -> MigrationDestination:
         given.append(arguments[-1].seconds)
-        return Destination("127.0.0.1", 1, "PEM")
+        return MigrationDestination(address="127.0.0.1", port=1, certificate="PEM")
 
     monkeypatch.setattr(migration, "receive", receive)
     memory = dict.fromkeys(("min", "use", "max"), "128Gi") | ({} if pages is None else {"hugePages": pages})
@@ -452,7 +455,7 @@ def test_a_target_has_the_time_that_huge_pages_take(
     state = {"migrationName": "move", "migrationUID": "u", "sourceNode": "a", "targetNode": "b"}
     machine["status"] = {"nodeName": "a", "migrationState": state}
     move = {"apiVersion": meta.DEVALLOC, "kind": "VirtualMachineMigration", "metadata": {"name": "move"}}
-    offered = {"phase": "PreparingTarget", "sourceNode": "a", "targetNode": "b", "offer": offer_status(offer())}
+    offered = {"phase": "PreparingTarget", "sourceNode": "a", "targetNode": "b", "offer": offer().to_manifest()}
     with plugin(toy_config(tmp_path)) as machines, closing(SQLiteStore(tmp_path / "store.db")) as store:
         made = store.create({**move, "spec": {"vmName": "m"}, "metadata": {"name": "move", "namespace": "default"}})
         made = store.replace_status({**made, "status": offered})
@@ -480,7 +483,9 @@ HISTORY = {
 }
 
 
-def received(folder: Path, monkeypatch: pytest.MonkeyPatch, machine: VirtualMachine, offered: Offer) -> MachineRecord:
+def received(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, machine: VirtualMachine, offered: MigrationOffer
+) -> MachineRecord:
     """What the target keeps of a machine, if its object is this when it is received."""
     begun: list[MachineRecord] = []
 
@@ -532,7 +537,7 @@ def test_a_restart_that_is_asked_for_while_a_machine_moves_is_done_on_its_target
     restarts: bool,
 ) -> None:
     """Its source leaves it alone from the offer on, and the target reads the object after that."""
-    offered = replace(offer(), restart_digest=migration_offer.restart_digest(requesting(began_with)))
+    offered = offer(restart_digest=migration_offer.restart_digest(requesting(began_with)))
     record = received(tmp_path, monkeypatch, requesting(received_with), offered)
     view = MachineView("default/m", "", State.RUNNING, created_as=record.machine)
     assert is_to_restart(requesting(later), view) is restarts
@@ -569,8 +574,9 @@ def test_only_ip_addresses_are_accepted(tmp_path: Path, address: str) -> None:
     with plugin(toy_config(tmp_path)) as machines:
         with pytest.raises(Denied, match="not an address"):
             migration.receive(machines, virtual_machine("m", pciSlots=4), "u", offer(), address, soon())
+        to = MigrationDestination(address="::1", port=1, certificate=offer().certificate)
         with pytest.raises(Denied, match="machine default/m not found"):
-            migration.send(machines, "default/m", "u", Destination("::1", 1, offer().certificate), soon())
+            migration.send(machines, "default/m", "u", to, soon())
 
 
 OWN_SERVICES = ["127.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1",

@@ -13,14 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.api import meta
+from devalloc.api.virtual_machine_migration import (
+    MigrationAmounts,
+    MigrationCell,
+    MigrationDestination,
+    MigrationDevice,
+    MigrationFirmware,
+    MigrationOffer,
+    MigrationPlatform,
+    MigrationQueues,
+    MigrationRootPort,
+)
 from devalloc.store import Conflict, Object
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_machines.qemu.firmware import FirmwareIdentity
-from devalloc_machines.qemu.launch import IncomingPlatform
-from devalloc_machines.qemu.migration import Destination
-from devalloc_machines.qemu.migration_offer import MovedDevice, Offer
-from devalloc_machines.qemu.pci import WindowReserve
-from devalloc_machines.qemu.records import MachineAmounts
 from devalloc_machines.vms import MigrationLoop
 from devalloc_machines.vms import migration_objects as moves
 from devalloc_machines.vms.migrations import ALL, MigrationSettings, _Move
@@ -31,47 +36,59 @@ from tests.support.migration_nodes import migration
 
 RUN = "7d3c2f3e-0000-4000-8000-00000000a001"
 SIZE = st.integers(0, 2**40)
+DIGEST = st.sampled_from(["0f" * 32, "a1" * 32])
 
 
 @st.composite
-def offers(draw: st.DrawFn) -> Offer:
+def offers(draw: st.DrawFn) -> MigrationOffer:
     count = draw(st.integers(0, 3))
-    row = st.tuples(*[st.integers(10, 254)] * count)
-    platform = IncomingPlatform(
+    table = st.lists(st.integers(10, 254), min_size=count**2, max_size=count**2)
+    queues = draw(st.dictionaries(st.integers(0, 7), st.integers(1, 16), max_size=3))
+    cell = st.builds(MigrationCell, cpuMilli=st.integers(0, 64000), memory=SIZE)
+    platform = MigrationPlatform(
         machine_type=draw(st.sampled_from(["pc-q35-7.2", "pc-q35-10.0"])),
-        reserves=tuple(draw(st.lists(st.builds(WindowReserve, SIZE, SIZE), max_size=4))),
-        queues=draw(st.dictionaries(st.integers(0, 7), st.integers(1, 16), max_size=3)),
-        cells=tuple(draw(st.tuples(*[st.tuples(st.integers(0, 64000), SIZE)] * count))),
-        distances=tuple(draw(st.tuples(*[row] * count))) if draw(st.booleans()) and count else (),
+        root_ports=draw(st.lists(st.builds(MigrationRootPort, prefetchable=SIZE, memory=SIZE), max_size=4)),
+        queues=[MigrationQueues(nic=nic, count=pairs) for nic, pairs in sorted(queues.items())],
+        cells=draw(st.lists(cell, min_size=count, max_size=count)),
+        distances=draw(table) if draw(st.booleans()) else [],
         address_bits=draw(st.none() | st.integers(32, 64)),
-        cpu_flags=tuple(draw(st.lists(st.sampled_from(["avx2", "sse4_1", "3dnow"]), unique=True))),
-        firmware=draw(st.none() | st.builds(FirmwareIdentity, st.sampled_from(["0f" * 32, "a1" * 32]), SIZE)),
+        cpu_flags=draw(st.lists(st.sampled_from(["avx2", "sse4_1", "3dnow"]), unique=True)),
+        firmware=draw(st.none() | st.builds(MigrationFirmware, codeDigest=DIGEST, variablesSize=SIZE)),
     )
-    amounts = MachineAmounts(draw(st.none() | st.integers(0, 4000)), draw(st.integers(1, 64)), draw(SIZE))
+    cpu, vcpus = draw(st.none() | st.integers(0, 4000)), draw(st.integers(1, 64))
     device = st.builds(
-        MovedDevice,
-        st.sampled_from(["uid-1", "uid-2"]),
-        st.integers(0, 255),
-        st.just("port-1"),
-        st.lists(st.just("vfio-pci vendor=0x10de"), min_size=1, max_size=8).map(tuple),
+        MigrationDevice,
+        claim=st.sampled_from(["uid-1", "uid-2"]),
+        index=st.integers(0, 255),
+        port=st.just("port-1"),
+        functions=st.lists(st.just("vfio-pci vendor=0x10de"), min_size=1, max_size=8),
     )
-    devices = tuple(draw(st.lists(device, max_size=3)))
-    restart = draw(st.none() | st.sampled_from(["0f" * 32, "a1" * 32]))
-    return Offer(RUN, platform, draw(st.sampled_from(["kvm", "tcg"])), amounts, "PEM", devices, restart)
+    return MigrationOffer(
+        run=RUN,
+        accel=draw(st.sampled_from(["kvm", "tcg"])),
+        platform=platform,
+        amounts=MigrationAmounts(cpu_milli=cpu, vcpus=vcpus, memory_bytes=draw(SIZE)),
+        devices=draw(st.lists(device, max_size=3)),
+        certificate="PEM",
+        restart_digest=draw(st.none() | DIGEST),
+    )
 
 
 @given(offers())
-def test_the_target_reads_what_the_source_writes(offered: Offer) -> None:
-    assert moves.offer_of({"status": {"offer": moves.offer_status(offered)}}) == offered
+def test_the_target_reads_what_the_source_writes(offered: MigrationOffer) -> None:
+    assert moves.offer_of({"status": {"offer": offered.to_manifest()}}) == offered
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
         (("run",), "../../etc/passwd"),
+        (("run",), f"{RUN} -S"),
         (("accel",), "xen"),
+        (("accel",), "tcg,thread=single"),
         (("certificate",), "x" * 100_000),
         (("platform", "machineType"), "pc-q35-7.2,kernel=/etc/shadow"),
+        (("platform", "machineType"), "microvm"),
         (("platform", "cpuFlags"), ["avx2"] * 5000),
         (("platform", "cpuFlags"), ["-o yes"]),
         (("platform", "distances"), [10] * 5),
@@ -80,6 +97,7 @@ def test_the_target_reads_what_the_source_writes(offered: Offer) -> None:
         (("platform", "firmware", "variablesSize"), -1),
         (("restartDigest",), "x" * 100_000),
         (("amounts", "memoryBytes"), 2**70),
+        (("amounts", "cpuMilli"), -1),
         (("amounts",), None),
         (("devices",), [{"claim": "c", "index": 0, "port": "../x y", "functions": ["a"]}]),
         (("devices",), [{"claim": "c", "index": -1, "port": "p", "functions": ["a"]}]),
@@ -88,9 +106,14 @@ def test_the_target_reads_what_the_source_writes(offered: Offer) -> None:
     ],
 )
 def test_an_offer_that_no_source_makes_is_refused(path: tuple[str, ...], value: Any) -> None:
-    amounts = MachineAmounts(1000, 1, 2**28)
-    platform = IncomingPlatform("pc-q35-7.2", (), firmware=FirmwareIdentity("0" * 64, 1))
-    offer = moves.offer_status(Offer(RUN, platform, "tcg", amounts, "PEM"))
+    offer: Object = {
+        "run": RUN,
+        "accel": "tcg",
+        "platform": {"machineType": "pc-q35-7.2", "firmware": {"codeDigest": "0" * 64, "variablesSize": 1}},
+        "amounts": {"cpuMilli": 1000, "vcpus": 1, "memoryBytes": 2**28},
+        "certificate": "PEM",
+    }
+    moves.offer_of({"status": {"offer": offer}})
     part = offer
     for name in path[:-1]:
         part = part[name]
@@ -103,8 +126,9 @@ def test_an_offer_that_no_source_makes_is_refused(path: tuple[str, ...], value: 
     "wrong", [{"address": "host; reboot"}, {"port": 0}, {"port": 70000}, {"certificate": "x" * 5000}, {"address": None}]
 )
 def test_a_destination_that_no_target_has_is_refused(wrong: dict[str, Any]) -> None:
-    to = moves.destination_status(Destination("10.0.0.7", 40000, "PEM"))
-    assert moves.destination_of({"status": {"destination": to}}) == Destination("10.0.0.7", 40000, "PEM")
+    right = MigrationDestination(address="10.0.0.7", port=40000, certificate="PEM")
+    to = right.to_manifest()
+    assert moves.destination_of({"status": {"destination": to}}) == right
     with pytest.raises(Denied, match=next(iter(wrong))):
         moves.destination_of({"status": {"destination": {**to, **wrong}}})
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.virtual_machine_migration import MigrationDevice
 from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_machines.qemu.migration_offer import MovedDevice, check_same, identify
+from devalloc_machines.qemu.migration_offer import check_same, identify
 from devalloc_machines.vms.migration_objects import hand_over_object
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.errors import Denied
@@ -34,12 +35,13 @@ def test_hardware_and_driver_say_which_device_it_is(tmp_path: Path) -> None:
     (mdev / "driver").symlink_to("../../drivers/vfio_mdev")
     whole = PreparedDevice((), "p", "d", "vfio", ("0000:41:00.0",))
     part = PreparedDevice((), "p", "d", "mdev", sysfsdev="bus/mdev/devices/u")
-    assert identify(whole, tmp_path) == ("nvgrace-gpu-vfio-pci vendor=0x10de device=0x2330 revision=0xa1",)
-    assert identify(part, tmp_path) == ("vfio_mdev mtty-2",)
+    assert identify(whole, tmp_path) == ["nvgrace-gpu-vfio-pci vendor=0x10de device=0x2330 revision=0xa1"]
+    assert identify(part, tmp_path) == ["vfio_mdev mtty-2"]
     (card / "revision").write_text("0xa2\n")
-    there = MovedDevice("u", 0, "port-1", ("nvgrace-gpu-vfio-pci vendor=0x10de device=0x2330 revision=0xa1",))
+    functions = ["nvgrace-gpu-vfio-pci vendor=0x10de device=0x2330 revision=0xa1"]
+    there = MigrationDevice(claim="u", index=0, port="port-1", functions=functions)
     with raises(Denied, "DeviceDiffers", match="0xa2 here"):
-        check_same("default/m", there, MovedDevice("u", 0, "", identify(whole, tmp_path)))
+        check_same("default/m", there, identify(whole, tmp_path))
 
 
 @pytest.fixture

@@ -16,6 +16,14 @@ from typing import Any, Literal
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.virtual_machine_migration import (
+    MigrationAmounts,
+    MigrationCell,
+    MigrationDestination,
+    MigrationOffer,
+    MigrationPlatform,
+    MigrationQueues,
+)
 from devalloc.file_lock import FileLock
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu import (
@@ -32,15 +40,12 @@ from devalloc_machines.qemu import (
 from devalloc_machines.qemu import memory as machine_memory
 from devalloc_machines.qemu import migration_offer as offers
 from devalloc_machines.qemu.console import log_file, opened_console
-from devalloc_machines.qemu.launch import IncomingPlatform
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.machine_files import MachineConfig
-from devalloc_machines.qemu.migration import Destination, Progress
-from devalloc_machines.qemu.migration_offer import Offer
+from devalloc_machines.qemu.migration import Progress
 from devalloc_machines.qemu.process import Process
 from devalloc_machines.qemu.qmp import QmpMonitor
 from devalloc_machines.qemu.records import MachineMigration, MachineRecord
-from devalloc_machines.qemu.resources import MachineAmounts
 from devalloc_machines.qemu.spec import MIB, Nic, NumaCell
 from devalloc_machines.qemu.vcpu import scale
 from devalloc_machines.vms.objects import Outcome
@@ -415,9 +420,14 @@ def test_an_adopted_machine_has_neither_console_nor_logs_of_the_plugin(tmp_path:
 # -- machines that move ------------------------------------------------------------------------------------------------
 
 
-def offered(accel: str = "tcg", **platform: Any) -> Offer:
-    amounts = MachineAmounts(1000, 512 * MIB)
-    return Offer("run", IncomingPlatform("pc-q35-7.2", (), **platform), accel, amounts, "")  # type: ignore[arg-type]
+def offered(accel: Any = "tcg", **platform: Any) -> MigrationOffer:
+    return MigrationOffer(
+        run="7d3c2f3e-0000-4000-8000-00000000a001",
+        accel=accel,
+        platform=MigrationPlatform(machine_type="pc-q35-7.2", **platform),
+        amounts=MigrationAmounts(cpu_milli=1000, memory_bytes=512 * MIB),
+        certificate="",
+    )
 
 
 def test_a_machine_does_not_move_between_kvm_and_emulation() -> None:
@@ -428,8 +438,8 @@ def test_a_machine_does_not_move_between_kvm_and_emulation() -> None:
 @pytest.mark.parametrize(
     ("platform", "words"),
     [
-        ({"address_bits": 46, "cpu_flags": ("avx", "sse")}, "have 46 bits of addresses, and those of this node 39"),
-        ({"address_bits": 39, "cpu_flags": ("avx2", "sse")}, "have avx, avx2"),
+        ({"address_bits": 46, "cpu_flags": ["avx", "sse"]}, "have 46 bits of addresses, and those of this node 39"),
+        ({"address_bits": 39, "cpu_flags": ["avx2", "sse"]}, "have avx, avx2"),
     ],
 )
 def test_a_guest_finds_the_cpus_that_it_began_with(
@@ -439,21 +449,25 @@ def test_a_guest_finds_the_cpus_that_it_began_with(
     monkeypatch.setattr(preflight, "cpu_flags", lambda: ("sse", "avx"))
     with raises(Denied, "CpuDiffers", words):
         offers.check_cpu(SPEC, "kvm", offered("kvm", **platform))
-    offers.check_cpu(SPEC, "kvm", offered("kvm", address_bits=39, cpu_flags=("sse", "avx")))
+    offers.check_cpu(SPEC, "kvm", offered("kvm", address_bits=39, cpu_flags=["sse", "avx"]))
 
 
 def test_a_guest_finds_the_numa_nodes_that_it_began_with() -> None:
     cells = (NumaCell(0, 1000, MIB), NumaCell(3, 2000, 2 * MIB))
     spec = replace(SPEC, numa_cells=cells)
-    assert offers.cells_here(spec, offered(cells=((2000, 2 * MIB), (1000, MIB)))) == cells[::-1]
-    for there in ((), ((1000, MIB),), ((1000, MIB), (1000, MIB)), ((1000, MIB), (2000, 2 * MIB), (1, 1))):
+
+    def there(*cells: tuple[int, int]) -> MigrationOffer:
+        return offered(cells=[MigrationCell(cpu_milli=cpus, memory=memory) for cpus, memory in cells])
+
+    assert offers.cells_here(spec, there((2000, 2 * MIB), (1000, MIB))) == cells[::-1]
+    for other in ((), ((1000, MIB),), ((1000, MIB), (1000, MIB)), ((1000, MIB), (2000, 2 * MIB), (1, 1))):
         with raises(Denied, "NumaDiffers", "cannot move here while it runs"):
-            offers.cells_here(spec, offered(cells=there))
+            offers.cells_here(spec, there(*other))
 
 
 def test_a_card_has_as_many_queues_on_both_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(SPEC, nics=(Nic(interface="tap0"),))
-    platform = IncomingPlatform("pc-q35-7.2", (), queues={0: 4})
+    platform = MigrationPlatform(machine_type="pc-q35-7.2", queues=[MigrationQueues(nic=0, count=4)])
     monkeypatch.setattr(machine_files, "has_queues", lambda interface: False)
     with raises(Denied, "TapDiffers", "has 4 queues on its node, and TAP tap0 of this node gives it 1", retryable=True):
         launch._queues(spec, platform)
@@ -560,7 +574,7 @@ def test_a_target_without_a_listener_is_unreachable() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     with raises(Failed, "TargetUnreachable", f"port {port}: "):
-        migration._connected("default/m", Destination("127.0.0.1", port, ""), soon(2))
+        migration._connected("default/m", MigrationDestination(address="127.0.0.1", port=port, certificate=""), soon(2))
 
 
 def test_a_target_that_does_not_shake_hands_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -869,7 +883,7 @@ def test_a_source_without_its_key_does_not_send(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(migration, "_progress", lambda monitor, deadline: Progress("none"))
     monkeypatch.setattr(migration, "run_state", lambda monitor, deadline: "running")
     monkeypatch.setattr(migration_tls, "check_authority", lambda certificate: "")
-    to = Destination("192.0.2.1", 4711, "")
+    to = MigrationDestination(address="192.0.2.1", port=4711, certificate="")
     machines: Any = Machines()
     with raises(Failed, "MigrationKeyMissing", "is lost: cancel it"):
         migration.send(machines, "default/m", "u", to, soon())
