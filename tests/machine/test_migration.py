@@ -437,7 +437,8 @@ def test_a_stranger_at_the_port_gets_nothing_and_stops_nothing(small: TwoNodes) 
         assert seen.phase == "Starting"
 
         # The target of another authority: the source refuses it, and the machine goes on where it is.
-        migration.send(first, KEY, UID, replace(to, certificate=make_identity("server").authority), soon())
+        wrong = to.model_copy(update={"certificate": make_identity("server").authority})
+        migration.send(first, KEY, UID, wrong, soon())
         with pytest.raises(Failed, match="did not move"):
             migration.await_sent(first, KEY, soon())
         migration.cancel(first, KEY, UID, soon())
