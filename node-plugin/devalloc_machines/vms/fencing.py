@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from devalloc.api import meta
 from devalloc.api.fencing import fenced_from, fenced_from_note
@@ -49,75 +50,53 @@ def settle(store: Store, operations: MachineOperations, statement: Callable[[], 
     """
     with _reading():
         is_fenced = statement() is not None
-
-    def end(key: str, uid: str, obj: Object | None) -> None:
-        if obj is None:
-            if is_fenced:
-                end_at_once(operations, key, uid)
-        elif objects.was_taken_away(obj, operations.node_name) or (
-            is_fenced and objects.holder_of(obj) != operations.node_name
-        ):
-            settle_machine(store, operations, obj)
-
-    _end_all(store, operations, end, lambda _, claim: settle_claim(store, operations, claim))
-
-
-def _end_all(
-    store: Store,
-    operations: MachineOperations,
-    end: Callable[[str, str, Object | None], None],
-    unprepare: Callable[[ClaimRef, Object], None],
-) -> None:
-    """Call ``end`` with the key, the UID and the object (None if it is gone) of each machine of the journal that was
-    made for an object, and ``unprepare`` with each DeviceClaim of the journal that exists. An error of one does not
-    keep the others from their turn, unless the store does not answer. Raises the first NodeError at the end; logs the
-    others, and a refused confirmation."""
-    failures: list[NodeError] = []
-
-    def read(kind: str, key: str, uid: str) -> Object | None:
-        with _reading():
-            return objects.read_again(store, kind, key, uid)
-
-    @contextmanager
-    def collecting() -> Iterator[None]:
-        try:
-            yield
-        except NotConfirmed as error:
-            log.error("%s", error)
-        except _NoAnswer:
-            raise
-        except NodeError as error:
-            failures.append(error)
-
-    try:
-        for key, uid in dict(operations.machines.owners()).items():
-            if uid:
-                with collecting():
-                    end(key, uid, read(objects.KIND, key, uid))
-        for held in operations.claims.held():
-            ref = held.record.ref
-            if held.record.kind == CLAIM:
-                with collecting():
-                    if (claim := read(CLAIM, str(ref), ref.uid)) is not None:
-                        unprepare(ref, claim)
-    except NodeError as error:
-        failures.append(error)
-    raise_first(failures)
+    _end_all(store, operations, operations.node_name, is_fenced=is_fenced, confirms=True)
 
 
 def settle_previous_name(store: Store, operations: MachineOperations, previous: str) -> None:
     """End all that was taken away from this node when it had another name. Nothing confirms that: a node of a cluster
     may not write for another node. Raises NodeError as ``settle``."""
+    _end_all(store, operations, previous)
 
-    def end(key: str, uid: str, obj: Object | None) -> None:
-        if obj is not None and objects.was_taken_away(obj, previous):
-            end_at_once(operations, key, uid)
 
-    def unprepare(ref: ClaimRef, claim: Object) -> None:
-        if objects.was_taken_away(claim, previous):
-            _unprepare(operations, ref)
+def _end_all(
+    store: Store, operations: MachineOperations, node: str, *, is_fenced: bool = False, confirms: bool = False
+) -> None:
+    """End what the journal has and was taken away from the node of this name; if it is fenced, also machines whose
+    objects are gone, or that it does not hold. An error of one does not keep the others from their turn, unless the
+    store does not answer. Raises the first NodeError at the end; logs the others, and a refused confirmation."""
+    failures: list[NodeError] = []
+    try:
+        for kind, key, uid, end in _journaled(operations):
+            try:
+                with _reading():
+                    obj = objects.read_again(store, kind, key, uid)
+                is_ours = kind == CLAIM or (obj is not None and objects.holder_of(obj) == node)
+                if (obj is not None and objects.was_taken_away(obj, node)) or (is_fenced and not is_ours):
+                    end()
+                    if confirms and obj is not None:
+                        _confirm(store, operations, obj)
+            except NotConfirmed as error:
+                log.error("%s", error)
+            except _NoAnswer:
+                raise
+            except NodeError as error:
+                failures.append(error)
+    except NodeError as error:
+        failures.append(error)
+    raise_first(failures)
 
-    _end_all(store, operations, end, unprepare)
+
+def _journaled(operations: MachineOperations) -> Iterator[tuple[str, str, str, Callable[[], None]]]:
+    """Each machine of the journal that was made for an object, then each DeviceClaim that is left then: its kind, key
+    and UID, and what ends it here."""
+    for key, uid in dict(operations.machines.owners()).items():
+        if uid:
+            yield objects.KIND, key, uid, partial(end_at_once, operations, key, uid)
+    for held in operations.claims.held():
+        ref = held.record.ref
+        if held.record.kind == CLAIM:
+            yield CLAIM, str(ref), ref.uid, partial(_unprepare, operations, ref)
 
 
 def has_machine(store: Store, operations: MachineOperations, key: str, uid: str, node_name: str) -> bool:

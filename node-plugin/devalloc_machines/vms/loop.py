@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,7 +38,6 @@ from devalloc_node.claims import finalizers
 from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.errors import NodeError
 from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier
-from devalloc_node.operations.claim_registry import HeldClaim
 
 log = logging.getLogger(__name__)
 
@@ -253,84 +252,56 @@ class VirtualMachineLoop:
         if not self._is_settled:
             self._settle()
             self._is_settled = True
-        is_complete = not self._is_stale and not any(isinstance(one, Listed) or one == _MISSED for one in messages)
+        is_all = self._is_stale or any(isinstance(one, Listed) or one == _MISSED for one in messages)
         self._is_stale = True
-        if is_complete:
-            self._take_changes(messages)
-        else:
-            self._list()
+        of_node = [one for one in messages if isinstance(one, str)]
+        changes = self._list() if is_all else [one for one in messages if isinstance(one, Event)]
+        claims = {key for one in of_node for key in self._claims_of_change(one)}
+        for change in changes:
+            claims |= self._take_change(change, is_listed=is_all)
+        if is_all or any(change.object["kind"] == _POOL for change in changes):
+            self._look_at_host_pool()
+        self._look_at_claims([self._claims[key] for key in claims if key in self._claims])
+        is_gone = any(one.type is EventType.DELETED and one.object["kind"] == objects.KIND for one in changes)
+        if is_all or is_gone:
+            self._look_at_orphans(self._operations.machines.owners())
         self._is_stale = False
-        is_room = False
-        for changed in (one for one in messages if isinstance(one, str)):
-            is_room |= self._take_of_node(changed)
-        if is_room:
+        if True in {self._take_of_node(one) for one in of_node}:
             self._try_what_failed()
 
-    def _list(self) -> None:
-        """Take all objects as they are now."""
-        machines, claims = {}, {}
-        for obj in self._store.list(ALLOCATABLE_KINDS).objects:
-            if obj["kind"] == objects.KIND:
-                machines[obj["metadata"]["uid"]] = obj
-            else:
-                claims[_claim_key(obj)] = obj
-        self._look_at_host_pool()
-        owners = self._operations.machines.owners()
-        for machine, owner in owners.items():
-            if not owner or owner in machines:
-                continue
-            if (there := objects.read_again(self._store, objects.KIND, machine, owner)) is not None:
-                machines[owner] = there  # its label is missing
-        held = self._operations.claims.held()
-        for record in (one.record for one in held if one.record.kind == CLAIM):
-            key = (record.ref.namespace, record.ref.name)
-            if key in claims:
-                continue
-            if (there := objects.read_again(self._store, CLAIM, str(record.ref), record.ref.uid)) is not None:
-                claims[key] = there  # the same
-        for uid in self._machines.keys() - machines.keys():
-            self._machine_gone(self._machines[uid])
-        for uid, obj in machines.items():
-            self._machine_is(obj, is_here=owners.get(objects.key_of(obj)) == uid)
-            self._add_if_overwritten(uid, obj)
-        for key in self._claims.keys() - claims.keys():
-            self._claim_gone(self._claims[key])
-        for obj in claims.values():
-            self._claim_is(obj)
-        self._look_at_claims(list(claims), held, {key for key, uid in owners.items() if uid})
-        self._look_at_orphans(owners)
+    def _list(self) -> list[Event]:
+        """All objects as they are now, and those that are gone since, as changes. Raises StoreError, NodeError."""
+        found = {obj["metadata"]["uid"]: obj for obj in self._store.list(ALLOCATABLE_KINDS).objects}
+        here = [(objects.KIND, key, owner) for key, owner in self._operations.machines.owners().items() if owner]
+        records = [held.record for held in self._operations.claims.held()]
+        here += [(CLAIM, str(record.ref), record.ref.uid) for record in records if record.kind == CLAIM]
+        for kind, key, uid in here:
+            if uid not in found and (obj := objects.read_again(self._store, kind, key, uid)) is not None:
+                found[uid] = obj  # its label is missing
+        known = [*self._machines.values(), *self._claims.values()]
+        gone = [obj for obj in known if obj["metadata"]["uid"] not in found]
+        return [
+            *(Event(EventType.DELETED, obj, "") for obj in gone),
+            *(Event(EventType.MODIFIED, obj, "") for obj in found.values()),
+        ]
 
-    def _take_changes(self, changes: Iterable[Listed | Event | str]) -> None:
-        """Take what changed, instead of all objects."""
-        claims: set[ClaimKey] = set()
-        is_machine_gone = is_pool_changed = False
-        for one in changes:
-            if isinstance(one, str):
-                claims |= self._claims_of_change(one)
-            elif isinstance(one, Listed):
-                continue
-            elif one.object["kind"] == objects.KIND:
-                obj, uid = one.object, one.object["metadata"]["uid"]
-                claims |= _claims_of(self._machines.get(uid)) | _claims_of(obj)
-                if one.type is EventType.DELETED:
-                    self._machine_gone(obj)
-                    is_machine_gone = True
-                else:
-                    self._machine_is(obj, is_here=f"vm {uid}" in self._items and self._is_here(obj))
-            elif one.object["kind"] == _POOL:
-                is_pool_changed = True
-            elif one.type is EventType.DELETED:
-                self._claim_gone(one.object)
+    def _take_change(self, change: Event, *, is_listed: bool) -> set[ClaimKey]:
+        """Take an object as it is; the claims that this concerns."""
+        obj, is_gone = change.object, change.type is EventType.DELETED
+        if obj["kind"] == objects.KIND:
+            claims = _claims_of(self._machines.get(obj["metadata"]["uid"])) | _claims_of(obj)
+            if is_gone:
+                self._machine_gone(obj)
             else:
-                self._claim_is(one.object)
-                claims.add(_claim_key(one.object))
-        if is_pool_changed:
-            self._look_at_host_pool()
-        present = [key for key in claims if key in self._claims]
-        held = [one for key in present for one in self._operations.claims.held(self._claims[key]["metadata"]["uid"])]
-        self._look_at_claims(present, held, _KeysWithObject(self._operations))
-        if is_machine_gone:
-            self._look_at_orphans(self._operations.machines.owners())
+                self._machine_is(obj, is_listed=is_listed)
+            return claims
+        if obj["kind"] == _POOL:
+            return set()
+        if is_gone:
+            self._claim_gone(obj)
+        else:
+            self._claim_is(obj)
+        return {_claim_key(obj)}
 
     def _look_at_host_pool(self) -> None:
         """If this node begins or ceases to publish what it has for machines, all that wait are due: one may have waited
@@ -356,35 +327,33 @@ class VirtualMachineLoop:
             return {(namespace, name)}
         return _claims_of(self._machines.get(self._uids.get(key, "")))
 
-    def _machine_is(self, obj: Object, *, is_here: bool) -> None:
-        """Take a VirtualMachine as it is, and add it if it changed. ``is_here``: its machine is on this node, even if
-        a user took the object from this node by hand."""
-        uid = obj["metadata"]["uid"]
+    def _machine_is(self, obj: Object, *, is_listed: bool) -> None:
+        """Take a VirtualMachine as it is, and add it if it changed, or if a listing shows that its status is not what
+        was last written: two writers that dispute a status must not wake each other with every write."""
+        uid, key = obj["metadata"]["uid"], objects.key_of(obj)
         before = self._machines.get(uid)
-        self._machines[uid], self._uids[objects.key_of(obj)] = obj, uid
+        self._machines[uid], self._uids[key] = obj, uid
         if before is None or _claims_of(before) != _claims_of(obj):
             self._forget_user(before)
-            for key in _claims_of(obj):
-                self._users.setdefault(key, set()).add(uid)
+            for claim in _claims_of(obj):
+                self._users.setdefault(claim, set()).add(uid)
         name, node = f"vm {uid}", self._operations.node_name
-        if node not in (views.MachineView(obj).node, objects.holder_of(obj)) and not is_here:
+        is_known = is_listed or name in self._items
+        # Its machine may be here even if a user took the object from this node by hand.
+        is_here = node in (views.MachineView(obj).node, objects.holder_of(obj)) or (is_known and self._has_machine(obj))
+        if not is_here:
             self._drop(name)
             return
-        self._item(name, partial(self._look_after, uid))
+        item = self._item(name, partial(self._look_after, uid))
         if before is None or before["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
             self.worker.add(name)
+        if is_listed and item.written is not None and own_status(obj) != item.written:
+            self._make_due(name, item)
 
     def _why_not_here(self, key: str) -> str:
         """Do as ``MachineOperations.why_not_here``; for any thread."""
         obj = self._machines.get(self._uids.get(key, ""))
         return "" if obj is None else objects.why_not_begun(obj, self._operations.node_name)
-
-    def _add_if_overwritten(self, uid: str, obj: Object) -> None:
-        """Add a machine if its status is not what was last written. This is only for listings: two writers that
-        dispute a status must not wake each other with every write."""
-        item = self._items.get(f"vm {uid}")
-        if item is not None and item.written is not None and own_status(obj) != item.written:
-            self._make_due(f"vm {uid}", item)
 
     def _machine_gone(self, obj: Object) -> None:
         uid, key = obj["metadata"]["uid"], objects.key_of(obj)
@@ -422,23 +391,20 @@ class VirtualMachineLoop:
             if f"vm {uid}" in self._items:
                 self.worker.add(f"vm {uid}")
 
-    def _look_at_claims(
-        self, keys: Collection[ClaimKey], held: Sequence[HeldClaim], with_object: Container[str]
-    ) -> None:
-        """Write on claims who uses them, and add those that this node is to unprepare. ``held``: what it holds of
-        them; ``with_object``: keys of machines that were made for objects."""
+    def _look_at_claims(self, claims: Sequence[Object]) -> None:
+        """Write on claims who uses them, and add those that this node is to unprepare."""
         node = self._operations.node_name
-        claims = [self._claims[key] for key in keys]
+        held = [one for claim in claims for one in self._operations.claims.held(claim["metadata"]["uid"])]
         claimed.write_users(self._store, claims, held, node)
-        users = {uid for key in keys for uid in self._users.get(key, ())}
+        users = {uid for claim in claims for uid in self._users.get(_claim_key(claim), ())}
         machines = [self._machines[uid] for uid in users]
-        due = {f"claim {one.ref.uid}": one for one in claimed.due_unprepares(claims, machines, held, node, with_object)}
+        is_owned = self._operations.machines.owner
+        due = {f"claim {one.ref.uid}": one for one in claimed.due_unprepares(claims, machines, held, node, is_owned)}
         for claim in claims:
             name = f"claim {claim['metadata']['uid']}"
             if name not in due:
                 self._drop(name)
-                continue
-            if self._item(name, partial(self._unprepare, due[name])).seen != due[name].depends:
+            elif self._item(name, partial(self._unprepare, due[name])).seen != due[name].depends:
                 self.worker.add(name)
 
     def _take_of_node(self, changed: str) -> bool:
@@ -555,7 +521,7 @@ class VirtualMachineLoop:
 
     # Machines whose objects are gone.
 
-    def _is_here(self, obj: Object) -> bool:
+    def _has_machine(self, obj: Object) -> bool:
         return bool(self._operations.machines.owner(objects.key_of(obj)) == obj["metadata"]["uid"])
 
     def _is_same_store(self, gone: Collection[str]) -> bool:
@@ -601,16 +567,6 @@ class VirtualMachineLoop:
             self._removed("machine")
             self.worker.tell(_ROOM)
         return Again(self._settings.resync)
-
-
-class _KeysWithObject:
-    """The keys of machines that were made for objects."""
-
-    def __init__(self, operations: MachineOperations) -> None:
-        self._machines = operations.machines
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and bool(self._machines.owner(key))
 
 
 def _claim_key(claim: Object) -> ClaimKey:

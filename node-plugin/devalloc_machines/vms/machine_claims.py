@@ -4,7 +4,7 @@ the way of a claim into a machine and out: of one that it was given, has lost, o
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc.api import views
@@ -131,12 +131,13 @@ def due_unprepares(
     machines: Iterable[Object],
     held: Sequence[HeldClaim],
     node_name: str,
-    owned: Container[str],
+    is_owned: Callable[[str], object],
 ) -> list[DueUnprepare]:
-    """The claims that this node has to unprepare now. ``owned``: keys of machines that were made for objects.
+    """The claims that this node has to unprepare now. ``is_owned``: whether a key is of a machine that was made for an
+    object.
 
     These are: claims that the controller reclaims; claims that are being deleted and are in no machine; claims that
-    were in a machine of ``owned``, are in no machine now, and that no VirtualMachine of this node names (the plugin was
+    were in such a machine, are in no machine now, and that no VirtualMachine of this node names (the plugin was
     killed before it unprepared them); and claims in no machine whose devices were released without this node. A user
     who detaches a claim from a machine that was not made for an object may want it for the next one: such a claim stays
     prepared.
@@ -151,7 +152,7 @@ def due_unprepares(
     to_unprepare = []
     for claim in claims:
         ref, users = claim_ref(claim), claim.get("status", {}).get("podNames", [])
-        is_left = (ref.namespace, ref.name) not in wanted and any(user in owned for user in users)
+        is_left = (ref.namespace, ref.name) not in wanted and any(map(is_owned, users))
         to_unprepare.append(_due_unprepare(claim, here.get(ref.uid), node_name, is_left))
     return [one for one in to_unprepare if one is not None]
 

@@ -1081,7 +1081,7 @@ class TestClaims:
         heard = {**now["metadata"], "annotations": {**now["metadata"]["annotations"], **annotations}}
         stale = {**now, "metadata": heard, "status": now["status"] if is_held else {}}
         (held,) = world.loop._operations.claims.held()
-        (one,) = due_unprepares([stale], [], [replace(held, plugs=())], NODE, ())
+        (one,) = due_unprepares([stale], [], [replace(held, plugs=())], NODE, lambda key: False)
         assert unprepare(world.store, world.loop._operations, one)
         assert len(world.bench.claims.prepared()) == 1
         assert world.machines.devices, "its guest has the device"
