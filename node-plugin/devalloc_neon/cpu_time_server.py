@@ -57,7 +57,7 @@ class MachineCpuShare:
         machine = self._operations.machine(self._at.key)
         if (machine.uid, machine.id) != (self._at.uid, self._at.run):
             raise Denied("MachineExists", f"another machine, or another run of it, now has the name {self._at.key}")
-        if machine.phase != "Running":
+        if not machine.is_active:
             raise Failed("MachineNotRunning", f"machine {self._at.key} is {machine.phase.lower()}: {machine.message}")
         return machine
 

@@ -16,7 +16,7 @@ import pytest
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import process
-from devalloc_machines.qemu.records import MACHINES
+from devalloc_machines.qemu.records import MACHINES, State
 from devalloc_machines.qemu.spec import EmulatedDevice, Nic
 from devalloc_node.errors import Denied, Unknown
 from tests.support.deadlines import soon
@@ -173,7 +173,7 @@ def test_a_plugin_that_is_killed_while_it_starts_a_machine_leaves_one_that_the_n
         machines.start(with_tpm(micro), soon())
         machines.resume(KEY, soon())
         seen = running(machines)
-        assert (seen.is_paused, seen.applied.vcpus) == (False, 1)
+        assert (seen.state, seen.applied.vcpus) == (State.RUNNING, 1)
         assert (qemus(settings), len(tpms(settings))) == ([seen.pid], 1)
         machines.stop(KEY, 0, True, soon())
         machines.forget(KEY, soon())

@@ -159,7 +159,7 @@ class MachineActuator:
             raise Denied("MachineExists", f"another machine now has the name {self._key}")
         if machine.id != self._run:
             raise Denied("MachineExists", f"machine {self._key} has been restarted since (another run)")
-        if machine.phase != "Running":
+        if not machine.is_active:
             raise Failed("MachineNotRunning", f"machine {self._key} is {machine.phase.lower()}: {machine.message}")
         return machine
 

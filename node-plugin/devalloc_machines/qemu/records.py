@@ -148,17 +148,17 @@ class MachineView:
     @property
     def shown_phase(self) -> str:
         """As for people: ``Paused`` if it runs and its CPUs stand still."""
-        return "Paused" if self.state is State.HALTED and self.reason in IDLE_REASONS else self.phase
+        return "Paused" if self.stands_still else self.phase
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it runs, and its CPUs do not."""
+        return self.state is State.HALTED and self.reason in IDLE_REASONS
 
     @property
     def is_active(self) -> bool:
         """Whether it runs, has begun, and QEMU answers."""
         return self.state in (State.RUNNING, State.HALTED)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether it lives and its start has not come to its end."""
-        return self.state is State.CUT_OFF
 
     @property
     def runs(self) -> bool:

@@ -18,7 +18,7 @@ from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.guest_report import GuestReport
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.preflight import check_numa, check_slots, refuse_other_spec
-from devalloc_machines.qemu.records import STANDING, MachineAmounts, MachineView
+from devalloc_machines.qemu.records import STANDING, MachineAmounts, MachineView, State
 from devalloc_machines.qemu.spec import EmulatedDevice, RateLimits, spec_of
 from devalloc_machines.service.attached_claims import AttachedClaims, undo_problem
 from devalloc_node.deadline import Deadline
@@ -184,9 +184,9 @@ class MachineOperations:
             there = self.machines.get(key)
             if there is not None:
                 self._owned(key, machine.metadata.uid or "")
-                if there.is_paused and self._finished(key, due):
+                if there.state is State.CUT_OFF and self._finished(key, due):
                     there = self.machine(key)
-            begins = there is None or not there.runs or there.is_paused
+            begins = there is None or not there.runs or there.state is State.CUT_OFF
             if there is not None and not begins:
                 refuse_other_spec(there, machine)
                 self._limit(key, spec_of(machine).rates, due)
@@ -403,7 +403,7 @@ class MachineOperations:
 
     def _clear(self, key: str, there: MachineView | None, due: Deadline, caller: str) -> None:
         """Before a machine begins: end what a start that was cut off left, and forget the plugs of its last run."""
-        if there is not None and there.is_paused:
+        if there is not None and there.state is State.CUT_OFF:
             self.machines.undo_start(key, due)
         self.attached.detach(self.claims.plugs(key), due, False, caller)
 

@@ -26,7 +26,7 @@ from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, EventType, NotFound, Object, Store, StoreError, Unusable
 from devalloc.store.watcher import Listed, Watcher, run_with_watchers
 from devalloc.worker import FAILED, UNTRIED, Again, Pace, Why, Worker, in_thread
-from devalloc_machines.qemu.records import MachineView
+from devalloc_machines.qemu.records import MachineView, State
 from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms import machine_claims as claimed
 from devalloc_machines.vms import objects
@@ -271,18 +271,18 @@ class VirtualMachineLoop:
 
     def _list(self) -> list[Event]:
         """All objects as they are now, and those that are gone since, as changes. Raises StoreError, NodeError."""
-        found = {obj["metadata"]["uid"]: obj for obj in self._store.list(ALLOCATABLE_KINDS).objects}
+        now = {obj["metadata"]["uid"]: obj for obj in self._store.list(ALLOCATABLE_KINDS).objects}
         here = [(objects.KIND, key, owner) for key, owner in self._operations.machines.owners().items() if owner]
         records = [held.record for held in self._operations.claims.held()]
         here += [(CLAIM, str(record.ref), record.ref.uid) for record in records if record.kind == CLAIM]
         for kind, key, uid in here:
-            if uid not in found and (obj := objects.read_again(self._store, kind, key, uid)) is not None:
-                found[uid] = obj  # its label is missing
-        known = [*self._machines.values(), *self._claims.values()]
-        gone = [obj for obj in known if obj["metadata"]["uid"] not in found]
+            if uid not in now and (obj := objects.read_again(self._store, kind, key, uid)) is not None:
+                now[uid] = obj  # its label is missing
+        before = [*self._machines.values(), *self._claims.values()]
+        gone = [obj for obj in before if obj["metadata"]["uid"] not in now]
         return [
             *(Event(EventType.DELETED, obj, "") for obj in gone),
-            *(Event(EventType.MODIFIED, obj, "") for obj in found.values()),
+            *(Event(EventType.MODIFIED, obj, "") for obj in now.values()),
         ]
 
     def _take_change(self, change: Event, *, is_listed: bool) -> set[ClaimKey]:
@@ -595,7 +595,7 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
         for allocated in [claim.get("status", {}).get("allocations")]
     ]
     # Each start that fails was a run of its own, which is no news: only that of a machine that runs is.
-    run = machine.id if machine is not None and machine.runs and not machine.is_paused else ""
+    run = machine.id if machine is not None and machine.runs and machine.state is not State.CUT_OFF else ""
     seen = (
         None
         if machine is None
@@ -604,7 +604,7 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
             run and machine.reason,
             run,
             machine.observed,
-            machine.is_paused,
+            machine.state is State.CUT_OFF,
             machine.is_moving,
             machine.last_end,
         )

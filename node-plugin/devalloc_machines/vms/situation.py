@@ -248,7 +248,9 @@ def is_to_restart(vm: VirtualMachine, machine: MachineView) -> bool:
     """Whether the run of a machine is to be ended and another one begun: it was started with another request for that,
     or with none."""
     request = vm.metadata.annotations.get(meta.RESTART)
-    if request is None or not machine.runs or machine.is_paused or machine.adopted or machine.created_as is None:
+    if request is None or machine.created_as is None or machine.adopted:
+        return False
+    if not machine.runs or machine.state is State.CUT_OFF:
         return False
     return request != machine.created_as.metadata.annotations.get(meta.RESTART)
 

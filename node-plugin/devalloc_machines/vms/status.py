@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from devalloc.api import views
 from devalloc.api.conditions import READY, find_condition, with_condition, without_conditions
@@ -21,9 +21,9 @@ from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.serving import served_conditions
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Object, Store, StoreError
-from devalloc_machines.qemu.guest_report import GuestReport
 from devalloc_machines.qemu.pci import function_id
-from devalloc_machines.qemu.records import MachineAmounts, MachineView
+from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
+from devalloc_machines.vms.guest_reports import GuestReports
 from devalloc_machines.vms.objects import KIND, holder_of, is_admitted, key_of, update_with_retry
 from devalloc_node.errors import Failed
 from devalloc_node.model.step import PluggedDevice
@@ -43,20 +43,10 @@ _OF_STATUS = {
 }
 
 
-class ReportReader(Protocol):
-    """Who reads what guests report; see `devalloc_machines.vms.guest_reports`. Safe for threads."""
-
-    def report(self, key: str, run: str) -> GuestReport | None:
-        """What the guest of that run last reported; None while it has reported no status to this plugin."""
-
-    def restore(self, key: str, run: str, message: str) -> None:
-        """Have a machine ended whose guest has finished in that run, as its object says."""
-
-
 def readiness(
     vm: VirtualMachine | None,
     machine: MachineView | None,
-    reports: ReportReader | None,
+    reports: GuestReports | None,
     why: tuple[str, str] = ("", ""),
 ) -> Mapping[str, str] | None:
     """Status, reason and message of the condition; None for a machine that is stopped on request and whose guest
@@ -77,7 +67,7 @@ def readiness(
 def _readiness_by_phase(
     vm: VirtualMachine, machine: MachineView | None, why: tuple[str, str]
 ) -> Mapping[str, str] | None:
-    if machine is not None and machine.shown_phase == "Running" and not machine.is_paused:
+    if machine is not None and machine.is_active and not machine.stands_still:
         return _condition("True", "MachineRunning", "it runs")
     if not (vm.spec.running or (machine is not None and machine.runs)):
         return None
@@ -94,7 +84,7 @@ def migratability(
     ``obstacle``: what keeps it here, empty if nothing does, None if that is not known: what was ``before`` stays then.
     ``pending``: changes of its spec that wait for a restart, for the other node would start it with them.
     """
-    if machine is None or not machine.runs or machine.phase == "Stopping":
+    if machine is None or not machine.runs or machine.state is State.STOPPING:
         return None
     if obstacle is None:
         return before or None
@@ -226,7 +216,9 @@ def status_of(
     addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The status for an object; without what is not known. ``addresses``: where its guest finds its devices, by id."""
-    status: dict[str, Any] = {"phase": "Pending" if machine is None or machine.is_paused else machine.shown_phase}
+    status: dict[str, Any] = {
+        "phase": "Pending" if machine is None or machine.state is State.CUT_OFF else machine.shown_phase
+    }
     if vm is not None:
         wanted = {"cpus": str(vm.spec.cpu.wanted), "memory": str(vm.spec.memory.wanted)}
         # Unless a permit server says otherwise, only its own bounds limit it.

@@ -23,6 +23,7 @@ from devalloc_machines.qemu.spec import locking_seconds, spec_of
 from devalloc_machines.service.operations import FIRMWARE_SECONDS, MachineOperations
 from devalloc_machines.vms import fencing, objects
 from devalloc_machines.vms import machine_claims as claimed
+from devalloc_machines.vms.guest_reports import GuestReports
 from devalloc_machines.vms.machine_claims import CALLER, WORK_SECONDS, ClaimChanges, Claims
 from devalloc_machines.vms.objects import Outcome, retry_delay
 from devalloc_machines.vms.scaling import (
@@ -57,7 +58,6 @@ from devalloc_machines.vms.start_refusals import (
     start_refused,
 )
 from devalloc_machines.vms.status import (
-    ReportReader,
     announce_amounts,
     finished_message,
     in_use,
@@ -94,7 +94,7 @@ class MachineControls:
     """Scales machines by the load of their guests."""
     runners: RunnerControl | None = None
     """Lets controllers decide on the CPU time of machines."""
-    reports: ReportReader | None = None
+    reports: GuestReports | None = None
     """Reads what guests report."""
 
 
@@ -382,7 +382,7 @@ class MachineReconciler:
             refs = list(dict.fromkeys([*refs, *attached]))
             memory = machine.wanted.memory_bytes or spec_of(vm).memory.use
             seconds = START_SECONDS + (locking_seconds(memory) if refs or spec_of(vm).huge_page_bytes else 0.0)
-            if refs and machine.is_paused:  # its start was cut off: its guest may still boot
+            if refs and machine.state is State.CUT_OFF:  # its start was cut off: its guest may still boot
                 seconds += FIRMWARE_SECONDS
             self._operations.create(
                 vm,
@@ -474,7 +474,11 @@ class MachineReconciler:
     def _too_early(self, now: Situation, vm: VirtualMachine) -> Outcome | None:
         """The pause before the next start of a machine that ends again and again; None if it may start."""
         machine = now.machine
-        if machine is None or machine.is_paused or not (left := self._backoff.left(now.key, vm.metadata.generation)):
+        if (
+            machine is None
+            or now.state is State.CUT_OFF
+            or not (left := self._backoff.left(now.key, vm.metadata.generation))
+        ):
             return None
         why = machine.message or "it ended"
         return Outcome(machine.reason or "MachineEnded", f"{why}; it restarts in {left:.0f} s", left)
@@ -586,7 +590,8 @@ class MachineReconciler:
         """Write that it stops, before its guest gets its time to power down. If that cannot be written, it stops all
         the same."""
         if machine.runs and not machine.adopted and now.is_held:
-            stopping = machine if machine.is_paused else replace(machine, state=State.STOPPING, is_silent=False)
+            is_cut_off = machine.state is State.CUT_OFF
+            stopping = machine if is_cut_off else replace(machine, state=State.STOPPING, is_silent=False)
             with suppress(NodeError):
                 self._tell(now, stopping)
 

@@ -45,6 +45,7 @@ from devalloc_machines.qemu.records import (
     MachineObservation,
     MachineRecord,
     MachineView,
+    State,
     content_of,
     record_of,
 )
@@ -842,7 +843,7 @@ def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugi
     cut_off[1].status = status
     machines.recover()
     seen = view(machines)
-    assert (seen.phase, seen.is_paused) == (phase, phase == "Starting")
+    assert (seen.phase, seen.state is State.CUT_OFF) == (phase, phase == "Starting")
 
 
 @pytest.mark.parametrize(("window", "phase"), [(1 << 34, "Running"), (1 << 20, "Starting")])

@@ -386,7 +386,7 @@ class TestMachines:
         plugin.bench.add("a/slot-0")
         plugin.machines.fail.update({"resume", "undo_start", "forget"})
         plugin.node.CreateMachine(creation("web", "claim-uid-0"))
-        assert plugin.machines.views["default/web"].is_paused
+        assert plugin.machines.views["default/web"].state is State.CUT_OFF
         plugin.machines.fail.clear()
         reply = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
         assert (reply.machine.phase, len(reply.machine.devices)) == (pb.Machine.RUNNING, 1)

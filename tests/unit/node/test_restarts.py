@@ -138,7 +138,7 @@ def test_one_whose_start_was_cut_off_is_started_to_its_end(world: World) -> None
     world.machines.start(machine, Deadline.after(10))  # and then the plugin was killed
     look_at_requests(world.requests)
     there = world.machines.views["default/web"]
-    assert (there.phase, there.is_paused) == ("Running", False)
+    assert there.state is State.RUNNING
 
 
 def test_one_that_hangs_or_is_beyond_understanding_holds_up_no_other(world: World) -> None:
