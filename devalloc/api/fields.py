@@ -32,6 +32,7 @@ INT64_MAX = 2**63 - 1
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*", re.ASCII)
 _LABEL = re.compile(_DNS_LABEL, re.ASCII)
+_OBJECT = re.compile(r"[^\x00-\x20\x7f/%\ud800-\udfff]+")
 _PLAIN = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
@@ -161,9 +162,10 @@ def _mac(value: object) -> object:
     return value
 
 
-def _object_name(value: object) -> object:
-    if not isinstance(value, str) or not 0 < len(value) <= 253 or "/" in value or "%" in value or value in (".", ".."):
-        raise ValueError(f"must be a name of 1 to 253 characters without '/' and '%', not {quote_value(value)}")
+def object_name(value: object) -> str:
+    """What can be the name of an object of any API, and a part of a key. Raises ValueError for anything else."""
+    if not isinstance(value, str) or len(value) > 253 or not _OBJECT.fullmatch(value) or value in (".", ".."):
+        raise ValueError(f"must be a name of 1 to 253 characters without '/', '%' or spaces, not {quote_value(value)}")
     return value
 
 
@@ -236,7 +238,7 @@ Text = Annotated[str, Field(max_length=253)]
 """A short text that may be empty."""
 Expression = Annotated[str, Field(max_length=10 * 1024)]
 """A CEL expression (S6)."""
-ObjectName = Annotated[str, BeforeValidator(_object_name)]
+ObjectName = Annotated[str, BeforeValidator(object_name)]
 """The name of an object of any API; some APIs allow more than DNS names."""
 Mac = Annotated[
     str,

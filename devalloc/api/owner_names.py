@@ -1,5 +1,5 @@
 """What the solver calls owners of devices beside claims: a machine, a part of it, and what asks on another node
-for the devices of a claim that moves; and the groups that machines are with their claims.
+for the devices of a claim that moves; and the groups that machines are with their claims, and the claims of a pod.
 
 No object can have such a name, and no manifest that is read, valid or not: what separates its parts is escaped there.
 """
@@ -13,7 +13,7 @@ from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.meta import DEVMGMT, GROUP
 from devalloc.api.node_rules import FIELD, Restrictions
 
-CLAIM, MACHINE = "DeviceClaim", "VirtualMachine"
+CLAIM, MACHINE, POD = "DeviceClaim", "VirtualMachine", "Pod"
 _SEPARATOR = "\x1f"
 
 
@@ -51,7 +51,7 @@ def owner_of(key: tuple[str, str], kind: str = CLAIM) -> Owner:
     """Find the object whose devices an owner has. ``key``: of the owner in the solver, namespace and name; ``kind``: of
     the claims that it knows by their own names."""
     of, *names = key[1].split(_SEPARATOR)
-    return Owner(of, key[0], names[0]) if names and of in (CLAIM, MACHINE) else Owner(kind, *key)
+    return Owner(of, key[0], names[0]) if names and of in (CLAIM, MACHINE, POD) else Owner(kind, *key)
 
 
 def read_name(text: str) -> str:

@@ -37,12 +37,13 @@ _MAX_NAMES = 3
 def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Sequence[Object] = ()) -> Iterator[str]:
     """A warning for each kind that devalloc does not use. ``stored``: objects of the store to which they go."""
     from devalloc.api.cordon import NODE_KIND
+    from devalloc.cli.resource_claims import is_pod_with_claims
     from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign, is_left_aside
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
     contents = [document.content for document in documents]
     named: set[tuple[str, str]] | None = None
-    is_dra = any(api_group_of(content) == RESOURCE_CLAIMS for content in contents)
+    is_dra = any(api_group_of(content) == RESOURCE_CLAIMS or is_pod_with_claims(content) for content in contents)
     has_pools = any(content["kind"] == "DevicePool" for content in contents)
     names: dict[tuple[str, str], list[str]] = {}
     for content in contents:
@@ -151,17 +152,28 @@ def _class_names(documents: Iterable[Document], stored: Iterable[Object] = ()) -
 
 
 def resource_problems(document: Document) -> Iterator[Problem]:
-    """Problems of an object of resource.k8s.io that the solver reads, with the feature gates that are on by default."""
+    """Problems of an object of resource.k8s.io that the solver reads, with the feature gates that are on by default,
+    and of a template of such objects."""
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
 
     if _group_of(document) != RESOURCE_CLAIMS:
         return
     from devalloc_solver.cel.kubernetes import CompileError, compile
     from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
-    from devalloc_solver.dialects.resource_k8s.manifests import KINDS, read_documents
+    from devalloc_solver.dialects.resource_k8s.fields import FieldError
+    from devalloc_solver.dialects.resource_k8s.manifests import KINDS, TEMPLATE, read_documents
+    from devalloc_solver.dialects.resource_k8s.templates import check_template, claim_of_template
 
     content: dict[str, Any] = document.content
-    if content.get("kind") not in KINDS:
+    kind, metadata, within = content.get("kind"), content["metadata"], ""
+    if kind == TEMPLATE:
+        try:
+            check_template(content)
+        except FieldError as error:
+            yield document.place(Problem(error.message, error.path, kind, metadata.get("namespace"), metadata["name"]))
+            return
+        content, within = claim_of_template(content), "spec."
+    elif kind not in KINDS:
         return
     cluster = read_documents([content], DEFAULT_GATES)
     yield from (document.place(problem) for problem in cluster.problems)
@@ -173,9 +185,9 @@ def resource_problems(document: Document) -> Iterator[Problem]:
             try:
                 compile(text, DEFAULT_GATES)
             except CompileError as error:
-                where, metadata = f"{path}.selectors[{number}].cel.expression", content["metadata"]
+                where = f"{within}{path}.selectors[{number}].cel.expression"
                 what = f"line {error.line}, column {error.column}: {error.message}"
-                yield document.place(Problem(what, where, content["kind"], metadata.get("namespace"), metadata["name"]))
+                yield document.place(Problem(what, where, kind, metadata.get("namespace"), metadata["name"]))
 
 
 def expression_problems(document: Document) -> Iterator[Problem]:
@@ -264,7 +276,8 @@ def read_manifests(
             valid = replace(document, content=decoded.object.to_manifest())
             wrong = [*expression_problems(valid), *annotation_problems(valid)] if verb else []
             wrong += quota_problems(valid, classes) if verb else []
-            wrong += resource_problems(valid) if verb in ("apply", "validate") else []
+            is_template = valid.content.get("kind") == "ResourceClaimTemplate"
+            wrong += resource_problems(valid) if verb in ("apply", "validate") or (verb and is_template) else []
             problems += wrong
             if not any(problem.is_error for problem in wrong):
                 good.append(valid)

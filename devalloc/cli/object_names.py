@@ -83,6 +83,7 @@ OTHER_KINDS = (
 _NO_KINDS = {
     "node": "see `devalloc get nodes`, `devalloc top` and `devalloc cordon node/NAME`",
     "event": "claims and machines have a message: devalloc get claims -o wide, devalloc explain NAME",
+    "pod": "its claims have reasons: devalloc explain resourceclaim/NAME, or -f with its manifests",
     "resourceclaim": "use `devalloc dra allocate -f`, or for those of a cluster: kubectl get resourceclaims",
     "device": "see `devalloc describe pool/NAME`",
 }

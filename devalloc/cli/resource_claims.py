@@ -14,7 +14,6 @@ from devalloc.api.adopted_pools import adoption_rules, pools_of_rules
 from devalloc.api.cordon import is_node
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_for_devalloc, namespaces_for_devalloc, with_namespace_default
 from devalloc.api.findings import Finding
-from devalloc.api.meta import GROUP, POD_CLAIM_NAME
 from devalloc.cli import target
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.target import StoreTarget
@@ -38,7 +37,7 @@ def resource_kind(word: str) -> str | None:
 
 def named_object(objects: Iterable[Any], kind: str, namespace: str, name: str) -> Object | None:
     """The claim or template of that name; None if there is none."""
-    return next((one for one in of_kind(objects, kind) if _key(one) == (namespace, name)), None)
+    return next((one for one in of_kind(objects, kind) if key_of(one) == (namespace, name)), None)
 
 
 def of_kind(objects: Iterable[Any], kind: str) -> Iterator[Object]:
@@ -55,12 +54,19 @@ def of_kind(objects: Iterable[Any], kind: str) -> Iterator[Object]:
             yield one
 
 
+def is_pod_with_claims(content: Any) -> bool:
+    """Whether it is a Pod that names claims or templates."""
+    spec = content.get("spec") if isinstance(content, dict) and content.get("kind") == "Pod" else None
+    return isinstance(spec, dict) and bool(spec.get("resourceClaims"))
+
+
 def _has_name(content: Object) -> bool:
     metadata = content.get("metadata")
     return isinstance(metadata, dict) and isinstance(metadata.get("name"), str)
 
 
-def _key(content: Object) -> tuple[str, str]:
+def key_of(content: Object) -> tuple[str, str]:
+    """Namespace and name of an object that has a name."""
     return str(content["metadata"].get("namespace") or "default"), content["metadata"]["name"]
 
 
@@ -77,103 +83,11 @@ def with_claim_of(template: Object, objects: Iterable[Any]) -> list[Any]:
     return [*_without_claim(as_claim(template), others), as_claim(template)]
 
 
-def with_claims_of_pods(objects: Sequence[Any]) -> list[Any]:
-    """The objects, with the claims that Kubernetes makes for the pods among them in the place of these pods and of the
-    templates that they name. All claims of such a pod are on one node. A pod whose template is not there stays."""
-    templates = {_key(one): one for one in of_kind(objects, TEMPLATE)}
-    there = {_key(one): _group_of(one) for one in of_kind(objects, CLAIM)}
-    groups: dict[tuple[str, str], str] = {}
-    used: set[tuple[str, str]] = set()
-    given: list[Any] = []
-    for one in objects:
-        entries = _template_entries(one)
-        named = [(_key(one)[0], str(entry["resourceClaimTemplateName"])) for entry in entries]
-        if not entries or not templates.keys() >= {*named}:
-            given.append(one)
-            continue
-        used.update(named)
-        made = [_claim_of_pod(one, entry, templates[key]) for entry, key in zip(entries, named, strict=True)]
-        earlier_of = [
-            {_key(claim), _made_for(one, entry)} & there.keys() for claim, entry in zip(made, entries, strict=True)
-        ]
-        new = [claim for claim, earlier in zip(made, earlier_of, strict=True) if not earlier]
-        others = sorted({*_named_claims(one)} & there.keys() | set().union(*earlier_of))
-        if len(new) + len(others) > 1:
-            group = next((g for each in others if (g := there[each] or groups.get(each))), _key(one)[1])
-            groups.update({each: group for each in others if not there[each] and each not in groups})
-            new = [_in_group(claim, group) for claim in new]
-        given += new
-    given = [
-        _in_group(one, groups[_key(one)]) if any(_key(c) in groups for c in of_kind([one], CLAIM)) else one
-        for one in given
-    ]
-    return [one for one in given if not any(_key(each) in used for each in of_kind([one], TEMPLATE))]
-
-
-def _annotations(content: Object) -> Object:
-    annotations = content["metadata"].get("annotations")
-    return annotations if isinstance(annotations, dict) else {}
-
-
-def _group_of(claim: Object) -> str | None:
-    group = _annotations(claim).get(GROUP)
-    return group if isinstance(group, str) and group else None
-
-
-def _in_group(claim: Object, group: str) -> Object:
-    """A claim that is on one node with others; one that says so itself, or cannot be read, as it is."""
-    metadata = claim["metadata"]
-    if not isinstance(metadata.get("annotations") or {}, dict):
-        return claim
-    return {**claim, "metadata": {**metadata, "annotations": {**_annotations(claim), GROUP: _group_of(claim) or group}}}
-
-
-def _named_claims(pod: Object) -> Iterator[tuple[str, str]]:
-    """The claims that a pod has by name."""
-    for entry in pod["spec"]["resourceClaims"]:
-        if isinstance(entry, dict) and isinstance(name := entry.get("resourceClaimName"), str):
-            yield _key(pod)[0], name
-
-
-def _template_entries(content: Any) -> list[Object]:
-    """The claims of a pod that has not ended which are to be made of templates."""
-    if not (isinstance(content, dict) and content.get("kind") == "Pod" and _has_name(content)):
-        return []
-    spec, status = content.get("spec"), content.get("status")
-    entries = spec.get("resourceClaims") if isinstance(spec, dict) else None
-    has_ended = isinstance(status, dict) and status.get("phase") in ("Succeeded", "Failed")
-    return [
-        entry
-        for entry in (entries if isinstance(entries, list) and not has_ended else ())
-        if isinstance(entry, dict) and entry.get("resourceClaimTemplateName") and isinstance(entry.get("name"), str)
-    ]
-
-
-def _made_for(pod: Object, entry: Object) -> tuple[str, str]:
-    """The claim that Kubernetes has made for an entry of a pod; without a name if there is none."""
-    status = pod.get("status")
-    made = status.get("resourceClaimStatuses") if isinstance(status, dict) else None
-    own = (each for each in (made if isinstance(made, list) else ()) if isinstance(each, dict))
-    name = next((each.get("resourceClaimName") for each in own if each.get("name") == entry["name"]), None)
-    return _key(pod)[0], str(name or "")
-
-
-def _claim_of_pod(pod: Object, entry: Object, template: Object) -> Object:
-    """The claim that a pod gets from a template, under a name that says whose it is. Annotations that are no map are
-    left for the reader of claims to report."""
-    claim, (namespace, name) = as_claim(template), _key(pod)
-    annotations = claim["metadata"].get("annotations") or {}
-    if isinstance(annotations, dict):
-        annotations = {**annotations, POD_CLAIM_NAME: entry["name"]}
-    own = {"name": f"{name}-{entry['name']}", "namespace": namespace, "annotations": annotations}
-    return {**claim, "metadata": {**claim["metadata"], **own}}
-
-
 def _without_claim(claim: Object, objects: Iterable[Any]) -> Iterator[Any]:
     """The objects but the claim. If the claim is of a template, one of its name that is allocated counts, under another
     name."""
     for one in objects:
-        same = named_object([one], CLAIM, *_key(claim))
+        same = named_object([one], CLAIM, *key_of(claim))
         if same is None:
             yield one
         elif _is_allocated(same) and not _is_allocated(claim):

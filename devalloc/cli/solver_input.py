@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import click
 from devalloc.api.cordon import apply_all_cordons, is_node, is_readable_node
 from devalloc.api.problems import Problem
 from devalloc.cli.command import BadInput
-from devalloc.cli.documents import ManifestDocuments, read_manifests
+from devalloc.cli.documents import ManifestDocuments, print_problems, read_manifests
+from devalloc.cli.resource_claims import TEMPLATE, is_pod_with_claims, of_kind
 from devalloc.cli.target import StoreTarget, open_target
 from devalloc.cli.terminal import print_note
 from devalloc.programs.settings import store_path
@@ -46,6 +47,8 @@ class SolverInput:
     """Whether some of them come from a store."""
     admin_namespaces: AdminNamespaces = "all"
     """The namespaces whose claims may have admin access; on a cluster, those with a label (S14)."""
+    claims_of_pods: Mapping[tuple[str, str], Sequence[tuple[str, str]]] = field(default_factory=dict)
+    """The claims of each pod of the manifests, which are among the objects."""
 
     @property
     def given(self) -> list[Any]:
@@ -102,6 +105,7 @@ def load_solver_input(
     """Read the objects to work on, and show problems of the manifests. Raises CommandFailed, BadInput."""
     from devalloc.controller.manifest_apply import overlay_manifests
     from devalloc.controller.reconcile.stored_claims import solver_documents
+    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
     if not files:
         if with_store is False:
@@ -124,7 +128,9 @@ def load_solver_input(
     if with_store is None:
         with_store = _uses_store(place, given)
     if not with_store:
-        return SolverInput(_with_nodes(given), documents, is_of_store=False)
+        return _with_claims_of_pods(documents)
+    if any(api_group_of(one) == RESOURCE_CLAIMS or is_pod_with_claims(one) for one in given):
+        print_note("warning: ResourceClaims, their templates and pods do not count beside a store; use --no-store")
     readable = {document.source for document in documents.good}
     stored, admin, warnings = _objects_of_target(place)
     for line in warnings:
@@ -138,6 +144,18 @@ def load_solver_input(
         print_note(f"warning: {key} {why}; the answer is for the claim as it is")
     seen = solver_documents(objects, with_nodes=place.is_cluster)
     return SolverInput([*seen, *rest], documents, is_of_store=True, admin_namespaces=admin)
+
+
+def _with_claims_of_pods(documents: ManifestDocuments) -> SolverInput:
+    """The manifests alone."""
+    from devalloc.cli.pod_claims import with_claims_of_pods
+
+    contents = [document.content for document in documents.all]
+    pods = with_claims_of_pods(contents, of_kind([document.content for document in documents.good], TEMPLATE))
+    problems = [documents.place(problem) for problem in pods.problems]
+    print_problems(problems)
+    documents = replace(documents, problems=[*documents.problems, *problems])
+    return SolverInput(_with_nodes(pods.objects), documents, is_of_store=False, claims_of_pods=pods.of_pod)
 
 
 def _with_nodes(given: Sequence[Any]) -> list[Any]:

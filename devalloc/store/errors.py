@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from devalloc.api.fields import object_name
 from devalloc.api.kinds import qualified_kind
 
 
@@ -118,8 +118,6 @@ server also gives no clear answer if a webhook for this object fails."""
 Object = dict[str, Any]
 """A manifest as plain JSON content: apiVersion, kind, metadata, then spec, status or other fields of the kind."""
 
-_SEGMENT = re.compile(r"[^\x00-\x20\x7f/%\ud800-\udfff]+")
-
 
 class Key(NamedTuple):
     """Kind (``qualified_kind``), namespace (None for cluster-scoped objects) and name."""
@@ -152,8 +150,7 @@ class Key(NamedTuple):
 
 
 def _segment(field: str, value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= 253 or _SEGMENT.fullmatch(value) is None:
-        raise Invalid(f"{field}: must be a string of 1 to 253 characters without '/', '%' or spaces, not {value!r:.60}")
-    if value in (".", ".."):
-        raise Invalid(f"{field}: must not be {value!r}")
-    return value
+    try:
+        return object_name(value)
+    except ValueError as error:
+        raise Invalid(f"{field}: {error}") from None

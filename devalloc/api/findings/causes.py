@@ -363,7 +363,8 @@ def _members(cause: Fact, style: Style) -> Words:
         return replace(why, text=f"{of} does not fit{also}: {why.text}", shorter=shorter)
     who = style.owners(cause["members"], more=cause.get("more", 0))
     fits, its = ("do not fit", "their messages") if more else ("does not fit", "its message")
-    rest = f", so {'the machine waits' if 'machine' in cause else 'none of it does'}" if style.width == WHOLE else ""
+    waiting = next((f"the {what} waits" for what in ("machine", "pod") if what in cause), "none of it does")
+    rest = f", so {waiting}" if style.width == WHOLE else ""
     text = f"{who} of {_group(cause, style)} {fits}"
     return Words(
         f"{text}{rest}",
@@ -373,8 +374,9 @@ def _members(cause: Fact, style: Style) -> Words:
 
 
 def _group(cause: Fact, style: Style) -> str:
-    """The ``group``, or the ``machine`` that is one with its claims."""
-    return f"machine {style.name(cause['machine'])}" if "machine" in cause else f"group {style.name(cause['group'])}"
+    """The ``group``, or the ``machine`` that is one with its claims, or the ``pod`` whose claims are one."""
+    what = next(what for what in ("machine", "pod", "group") if what in cause)
+    return f"{what} {style.name(cause[what])}"
 
 
 def _all_of(cause: Fact, style: Style) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from devalloc.api.owner_names import MACHINE, Owner, is_object, owner_of
+from devalloc.api.owner_names import MACHINE, POD, Owner, is_object, owner_of
 
 MAX_MESSAGE = 120
 """Characters of a sentence: what a terminal and a column show of it."""
@@ -101,11 +101,13 @@ def claim_ref(key: tuple[str, str]) -> dict[str, str]:
 
 
 def group_ref(label: str | None) -> dict[str, str | None]:
-    """The group that a cause names; ``machine``: whose it is, if it is that of a machine with its claims."""
+    """The group that a cause names; ``machine`` or ``pod``: whose it is, if it is a machine with its claims, or the
+    claims of a pod."""
     if label is None or is_object(("", label)):
         return {"group": label}
-    name = owner_of(("", label)).name
-    return {"group": f"of machine {name}", "machine": name}
+    owner = owner_of(("", label))
+    what = "pod" if owner.kind == POD else "machine"
+    return {"group": f"of {what} {owner.name}", what: owner.name}
 
 
 def member_ref(key: tuple[str, str]) -> dict[str, str]:

@@ -85,6 +85,7 @@ class Blocker(TypedDict):
     priority: NotRequired[int]
     apiVersion: NotRequired[str]
     configKind: NotRequired[str]
+    pod: NotRequired[str]
     boundBy: NotRequired[list[ObjectName]]
     pinned: NotRequired[list[ObjectName]]
 
@@ -447,7 +448,7 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "matchAttribute": _match_attribute,
     "member": lambda edit, style: (
         "take",
-        f"{style.owner(holder_of(edit))} out of the group",
+        f"{style.owner(holder_of(edit))} out of the {'pod' if 'pod' in edit else 'group'}",
     ),
     "node": _node,
     "nodeRule": lambda edit, style: ("remove", f"the annotation {edit['annotation']}"),

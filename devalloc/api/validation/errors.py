@@ -143,6 +143,10 @@ _FORMS = {
 """What a value must be, by the type of the error that it is something else."""
 
 
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
+"""Types of errors that a field is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wording:
     """The words of a dialect. Messages complete the sentence "<path> ..."."""
@@ -158,8 +162,12 @@ class Wording:
 
 
 def first_error(error: ValidationError, model: type, wording: Wording) -> tuple[Loc, str]:
-    """(location, message) of the first error; of a wrong key, the location is the map's."""
-    first = error.errors(include_url=False)[0]
+    """(location, message) of the first error; of a wrong key, the location is the map's. Of what is missing and a field
+    beside it that is not known, the field is most likely a misspelling."""
+    first, *others = error.errors(include_url=False)
+    if first["type"] == "missing":
+        unknown = (each for each in others if each["type"] in _UNKNOWN)
+        first = next((each for each in unknown if first["loc"][: len(each["loc"]) - 1] == each["loc"][:-1]), first)
     loc = first["loc"]
     place = entry_location(loc)
     text = _message(first, first["input"], _shape_at(model_schema(model), place[:-1]), place, wording)
@@ -191,7 +199,7 @@ def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc, word
     match error["type"]:
         case "missing":
             return "is required"
-        case "extra_forbidden" | "unexpected_keyword_argument" | "invalid_key":
+        case unknown if unknown in _UNKNOWN:
             assert parent.model is not None
             return wording.unknown_field(str(loc[-1]), list(field_schemas(parent.model)), parent.model)
         case _ if error["type"] in (REFUSED, RELATED):

@@ -161,6 +161,8 @@ def capacity(
         given = [document.content for document in question.documents.good]
         is_of_files = bool(given) or (bool(files) and name is None)
         candidates = given if is_of_files and name is None else documents
+        if name is not None and not question.is_of_store:
+            candidates = [*documents, *of_kind(given, TEMPLATE)]  # also those that pods of the manifests name
         claims = _claims_to_count(candidates, name, namespace)
         if files and name is None and not claims and code:
             return code  # the claim's problems were already shown

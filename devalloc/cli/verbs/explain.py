@@ -14,6 +14,7 @@ import click
 from devalloc.api.dedicated_pools import is_for_devalloc
 from devalloc.api.fields import is_subdomain_name
 from devalloc.api.findings import AT_LENGTH, as_json, finding_of, message_of
+from devalloc.api.owner_names import POD
 from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import ClaimView, MachineView, MigrationView, machine_node, machine_phase, machine_reason
 from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject, verb
@@ -43,7 +44,6 @@ from devalloc.cli.resource_claims import (
     of_kind,
     resource_kind,
     with_claim_of,
-    with_claims_of_pods,
 )
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
@@ -93,10 +93,6 @@ def solve(
     from devalloc.machines.schedule.what_if import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)
-    if not question.is_of_store:
-        question = replace(question, all=with_claims_of_pods(question.all))
-    elif [*of_kind(question.given, RESOURCE_CLAIM), *of_kind(question.given, TEMPLATE)]:
-        print_note("warning: manifests of resource.k8s.io do not count beside a store; leave out --with-store")
     with show_spinner("solving"):
         answer: dict[str, Any] = solve_with_machines(
             question.all, **asdict(options), admin_namespaces=question.admin_namespaces
@@ -155,10 +151,10 @@ def explain(
 ) -> int:
     """Show why a claim is not allocated: how many devices each rule leaves, what is in the way, what to do.
 
-    resourceclaim/NAME and resourceclaimtemplate/NAME explain claims of Kubernetes, in manifests or of a cluster: what a
-    claim gets beside those that are allocated. vm/NAME explains in the same way why a machine waits for a node with
-    enough room, migration/NAME why one that runs does not move to another node, and vmrs/NAME a machine of the set that
-    is not ready.
+    resourceclaim/NAME and resourceclaimtemplate/NAME explain claims of Kubernetes, in manifests or of a cluster:
+    what a claim gets beside those that are allocated; pod/NAME, with -f, those of a pod. vm/NAME explains in the
+    same way why a machine waits for a node with enough room, migration/NAME why one that runs does not move to
+    another node, and vmrs/NAME a machine of the set that is not ready.
 
     KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
     a claim of that very name, it explains the claim.
@@ -215,7 +211,7 @@ def _explain_answer(
     if kind == MIGRATION:
         return _explain_migration(question, answer, key, output, is_cluster=place.is_cluster)
     answers = answer.get("machines", []) if is_machine else answer["claims"]
-    claim = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
+    claim = _answer_about(key, answers, question)
     if is_machine and claim is None:
         for machine in _stored_machines(question.all, namespace, name):
             return question.code or _explain_unplaced(machine, namespace, name, output)
@@ -250,6 +246,18 @@ def _explain_answer(
     if question.code or question.has_errors(answer):
         return 2
     return REFUSED if not claim["allocated"] else int(bool(problem))
+
+
+def _answer_about(key: Key, answers: Sequence[dict[str, Any]], question: SolverInput) -> dict[str, Any] | None:
+    """The answer about a claim or machine; for a pod, the one of its claims that says most."""
+    name = key.namespace or "default", key.name
+    keys = question.claims_of_pods.get(name, ()) if key.kind == POD else [name]
+    named = [one for one in answers if (one["namespace"], one["name"]) in keys]
+    # What one of a group lacks says more than that the group lacks it.
+    chosen = min(named, key=lambda one: (one["allocated"], one["reason"] == Reason.GROUP_UNSATISFIABLE), default=None)
+    if chosen is not None and len(named) > 1:
+        print_note(f"it has {len(named)} claims; this one is {chosen['name']}:")
+    return chosen
 
 
 def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: str, output: str, why: Forbidden) -> int:
@@ -313,13 +321,16 @@ def _question_about(
     """The input with what the words name, and its kind and name; for a template, with the claim of one. Raises
     CommandFailed."""
     kind, name = _object_to_explain(words, question, namespace)
+    if kind == POD and (question.is_of_store or (namespace, name) not in question.claims_of_pods):
+        how = "explain its claims: devalloc explain resourceclaim/NAME, or give its manifests with -f"
+        raise CommandFailed(f"there is no pod {namespace}/{name} with claims in manifests; {how}")
     if kind not in (RESOURCE_CLAIM, TEMPLATE):
         return question, kind, name
     if question.is_of_store:
         raise CommandFailed(f"{name} is a {kind}: devalloc explain {kind.lower()}/{name} -n {namespace}")
     if kind == TEMPLATE:
-        if (template := named_object(question.all, kind, namespace, name)) is None:
-            names = _names(question, kind, namespace)
+        if (template := named_object(question.given, kind, namespace, name)) is None:
+            names = _names(question, kind, namespace, of_files=True)
             raise NoSuchObject(_no_such(place, question, Key(kind, namespace, name), names))
         question = replace(question, all=with_claim_of(template, question.all))
     return question, RESOURCE_CLAIM, name
@@ -462,7 +473,7 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
     Raises BadInput, CommandFailed."""
     names = _names(question, CLAIM, namespace)
     if not words:
-        for kind in (CLAIM, RESOURCE_CLAIM, TEMPLATE):
+        for kind in (CLAIM, RESOURCE_CLAIM, POD, TEMPLATE):
             own = _names(question, kind, None, of_files=True)
             if len(own) == 1:
                 return kind, own[0]
@@ -474,9 +485,13 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
     kind, _, name = "/".join(words).rstrip("/").rpartition("/")
     if (of_kubernetes := resource_kind(kind)) is not None:
         return of_kubernetes, name
+    if kind.lower() in ("pod", "pods", "po"):
+        return POD, name
     if not kind:
         is_claim = name in names or name in _names(question, RESOURCE_CLAIM, namespace)
-        if not is_claim and name in _names(question, TEMPLATE, namespace):
+        if not is_claim and (namespace, name) in question.claims_of_pods:
+            return POD, name
+        if not is_claim and name in _names(question, TEMPLATE, namespace, of_files=True):
             return TEMPLATE, name
         if name not in names and (named_kind := _kind_or_none(name)) is not None:
             fields = f"; for its fields: devalloc explain {name}.spec"

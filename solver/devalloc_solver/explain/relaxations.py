@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, ClassVar
 
-from devalloc.api.findings import Fact, member_ref
+from devalloc.api.findings import Fact, group_ref, member_ref
 from devalloc.api.node_rules import NodeRestriction
 from devalloc.api.reasons import Reason
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
@@ -354,7 +354,8 @@ class UnitRelaxations(ABC):
         return [self._member(demand, alike) for demand in self.unit.demands if demand.key != but]
 
     def _member(self, demand: Demand, alike: object) -> Relaxation:
-        entry, key = {"kind": "member", **member_ref(self.claim_name(demand))}, demand.key
+        of_pod = {what: name for what, name in group_ref(self.unit.group).items() if what == "pod"}
+        entry, key = {"kind": "member", **member_ref(self.claim_name(demand)), **of_pod}, demand.key
         return Relaxation(entry, lambda question: question.without_members({key}), alike=alike, member=key)
 
     def pins(self) -> list[Relaxation]:

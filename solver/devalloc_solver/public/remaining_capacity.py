@@ -15,7 +15,6 @@ from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, seconds_left
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
-from devalloc_solver.dialects.resource_k8s import templates
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.admission import is_admission_object, sort_documents
@@ -28,7 +27,7 @@ from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement_policy import PACK
 from devalloc_solver.problem.snapshot import Snapshot
 
-RESOURCE_CLAIM, TEMPLATE = "ResourceClaim", templates.KIND
+RESOURCE_CLAIM, TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
 MAX_PER_NODE = 4_096
 """Copies of a claim that are looked for on one node at most."""
 
@@ -266,7 +265,9 @@ def _pending(claim: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(claim, Mapping):
         raise TypeError(f"capacity needs a DeviceClaim manifest as a dict, not {type(claim).__name__}")
     if claim.get("kind") == TEMPLATE:
-        claim = templates.claim_of_template(claim)
+        from devalloc_solver.dialects.resource_k8s.templates import claim_of_template
+
+        claim = claim_of_template(claim)
     metadata = claim.get("metadata")
     is_claim = claim.get("kind") in ("DeviceClaim", RESOURCE_CLAIM)
     if not is_claim or not isinstance(metadata, Mapping) or not _is_named(metadata):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,77 +67,6 @@ def test_explain_of_files_explains_claims_and_templates(devalloc: Shell) -> None
     assert "What to do: name the template in a pod" in out
     missing = devalloc("explain", "resourceclaimtemplate/on", "-f", "-", stdin=text(*OBJECTS))
     assert missing.err.endswith("there is no template default/on; did you mean one?\n")
-
-
-def pod(name: str, *templates: str, **status: Any) -> Object:
-    entries = [{"name": f"x{n}", "resourceClaimTemplateName": each} for n, each in enumerate(templates)]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"resourceClaims": entries}} | status
-
-
-def test_solve_makes_the_claims_of_pods_as_kubernetes_does(devalloc: Shell) -> None:
-    """Of templates in their namespace; several of one pod are on one node, and a pod that has ended has none."""
-    two = slice_("s2", devices("d"), pool="q", nodeName="n0")
-    ended = pod("ended", "one", status={"phase": "Succeeded"})
-    given = (ANY, SLICE, two, template("one", 1), pod("web", "one", "one"), pod("db", "one"), ended)
-    shown = devalloc("solve", "-f", "-", "-o", "json", stdin=text(*given))
-    answers = {each["name"]: each for each in json.loads(shown.out)["claims"]}
-    assert answers.keys() == {"web-x0", "web-x1", "db-x0"}
-    assert {each["node"] for name, each in answers.items() if name.startswith("web")} == {"n1"}
-    assert (shown.code, [line for line in shown.err.splitlines() if "ended" not in line]) == (0, [])
-
-
-def test_solve_names_a_pod_whose_template_is_not_given(devalloc: Shell) -> None:
-    shown = devalloc("solve", "-f", "-", stdin=text(ANY, SLICE, PAIR, pod("lost", "other")))
-    assert "Pod lost: is ignored: its claims are not made; `devalloc solve -f` makes them of templates" in shown.err
-    assert "default/lost" not in shown.out
-
-
-def test_solve_says_that_a_store_leaves_them_out(devalloc: Shell) -> None:
-    assert devalloc("apply", "-f", "-", stdin=text(ANY)).code == 0
-    shown = devalloc("solve", "--with-store", "-f", "-", stdin=text(SLICE, template("one", 1), pod("web", "one")))
-    assert "warning: manifests of resource.k8s.io do not count beside a store; leave out --with-store" in shown.err
-
-
-def test_a_claim_of_a_pod_that_is_given_is_not_made_again(devalloc: Shell) -> None:
-    made = resource_claim(request("r", 2), name="web-x0")
-    shown = devalloc(
-        "solve", "-f", "-", "-o", "json", stdin=text(ANY, SLICE, template("one", 1), made, pod("web", "one"))
-    )
-    (answer,) = json.loads(shown.out)["claims"]
-    assert (answer["name"], len(answer["allocations"])) == ("web-x0", 2)
-
-
-@pytest.mark.parametrize("is_named", [True, False], ids=["named by the pod", "made already"])
-def test_all_claims_of_a_pod_are_on_one_node(devalloc: Shell, is_named: bool) -> None:
-    """Also one that the manifests contain, whose devices are on a node that has no more of them."""
-    own = resource_claim(request("r", 2), name="mine" if is_named else "web-x0")
-    web = pod("web", "one") if is_named else pod("web", "one", "one")
-    if is_named:
-        web["spec"]["resourceClaims"].append({"name": "own", "resourceClaimName": "mine"})
-    slices = [slice_("s0", devices("a"), pool="p", nodeName="n0"), slice_("s1", devices("b", "c"), pool="q")]
-    few = devalloc("solve", "-f", "-", stdin=text(ANY, *slices, template("one", 1), web, own))
-    assert few.code == 3
-    slices[1] = slice_("s1", devices("b", "c", "d"), pool="q")
-    shown = devalloc("solve", "-f", "-", "-o", "json", stdin=text(ANY, *slices, template("one", 1), web, own))
-    assert [each["node"] for each in json.loads(shown.out)["claims"]] == ["n1"] * 2
-
-
-def test_a_claim_that_kubernetes_has_made_for_a_pod_is_not_made_again(devalloc: Shell) -> None:
-    """Its name ends at random: the pod's status tells it."""
-    made = resource_claim(request("r", 2), name="web-x0-7k2p9")
-    status = {"phase": "Pending", "resourceClaimStatuses": [{"name": "x0", "resourceClaimName": "web-x0-7k2p9"}]}
-    given = (ANY, SLICE, template("one", 1), made, pod("web", "one", status=status))
-    shown = devalloc("solve", "-f", "-", "-o", "json", stdin=text(*given))
-    assert [each["name"] for each in json.loads(shown.out)["claims"]] == ["web-x0-7k2p9"]
-
-
-@pytest.mark.parametrize("annotations", [["a"], "a", 5])
-def test_annotations_of_a_template_that_are_no_map_are_a_fault_of_the_claim(devalloc: Shell, annotations: Any) -> None:
-    broken = template("one", 1)
-    broken["spec"]["metadata"] = {"annotations": annotations}
-    shown = devalloc("solve", "-f", "-", stdin=text(ANY, SLICE, broken, pod("web", "one")))
-    assert shown.code == 2
-    assert "default/web-x0: metadata.annotations" in shown.err
 
 
 def test_explain_of_a_store_says_what_allocates_there(devalloc: Shell) -> None:
@@ -404,9 +334,27 @@ def test_capacity_says_in_data_why_a_claim_is_invalid(devalloc: Shell, form: str
         assert "ClassNotFound" in shown.out, shown.err
 
 
-@pytest.mark.parametrize("spec", [5, "text", [], {"spec": []}])
-def test_a_template_of_the_wrong_form_is_invalid(devalloc: Shell, spec: Any) -> None:
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (5, "spec: must be a map (spec, metadata), not a number"),
+        ("text", "spec: must be a map (spec, metadata), not a string"),
+        ({}, "spec.spec: is missing"),
+        ({"spec": []}, "spec.spec: must be a map, not a list"),
+        ({"devices": {}}, "spec.devices: is not a known field of resource.k8s.io/v1 there: move it below spec.spec"),
+        ({"spek": {}}, "spec.spek: is not a known field of resource.k8s.io/v1: did you mean spec?"),
+        ({"spec": {"devices": {"requests": [{"name": "r"}]}}}, "spec.spec.devices.requests[0].exactly.deviceClassName"),
+        ({"spec": {"devices": {"requests": [{"name": "r", "exactli": {}}]}}}, "did you mean exactly?"),
+        ({"spec": {"devices": {"requests": [request("r", 1, "nothing(")]}}}, "selectors[0]"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["apply", "validate", "solve", "explain", "capacity"])
+def test_a_template_of_the_wrong_form_is_an_error_in_its_line(
+    devalloc: Shell, verb: str, spec: Any, message: str
+) -> None:
     wrong = of("ResourceClaimTemplate", {"metadata": {"name": "t", "namespace": "default"}, "spec": spec})
-    devalloc("apply", "-f", "-", stdin=text(ANY, SLICE, wrong))
-
-    assert "default/t is not allocated: ClaimInvalid" in devalloc("explain", "resourceclaimtemplate/t").out
+    shown = devalloc(verb, "-f", "-", stdin=text(ANY, SLICE, wrong))
+    assert shown.code == 2
+    assert re.match(r"error: stdin, document 3, line \d+: ResourceClaimTemplate default/t: spec", shown.err)
+    assert message in shown.err
+    assert "yes" not in shown.out

@@ -22,6 +22,7 @@ from devalloc.api.dedicated_pools import (
 from devalloc.api.findings import Cause, Finding, fact, text_fact
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.node_rules import NodeRestriction, NodeRule
+from devalloc.api.owner_names import POD, owner_name
 from devalloc.api.reasons import Reason
 from devalloc.api.views import Order, order_of
 from devalloc.controller.reconcile.resource_claims.node_room import (
@@ -382,7 +383,9 @@ class ClusterState:
 
     def _pending_documents(self, want: PendingGroup, nodes: frozenset[str] | None) -> tuple[Object, ...]:
         """``nodes``: None for all."""
-        group = "/".join(want.claims[0]) if len(want.claims) > 1 else None
+        pods = [pod["metadata"]["name"] for pod in want.pods]
+        name = owner_name(POD, *pods) if len(pods) == 1 else "/".join(want.claims[0])
+        group = name if len(want.claims) > 1 else None
         rules = () if nodes is None else (NodeRestriction(_SUITS_POD, nodes),)
         return tuple(pending_document(self._claims[key], group, rules, want.priority) for key in want.claims)
 

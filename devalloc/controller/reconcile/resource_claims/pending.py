@@ -265,11 +265,12 @@ def _annotation(claim: Object, name: str) -> str | None:
 def pending_document(
     claim: Object, group: str | None, restrictions: tuple[NodeRestriction, ...], priority: int
 ) -> Object:
-    """A claim as the solver is asked: with its group, its pod's priority, and the nodes on which it may be."""
+    """A claim as the solver is asked: with its group, which may be a pod's (``owner_name``), its pod's priority, and
+    the nodes on which it may be."""
     metadata = claim["metadata"]
     annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in (GROUP, NODE)}
     annotations.setdefault(PRIORITY, str(priority))
     if group is not None:
         annotations[GROUP] = group
     document = {**claim, "metadata": {**metadata, "annotations": annotations}}
-    return {**document, FIELD: Restrictions(restrictions)} if restrictions else document
+    return {**document, FIELD: Restrictions(restrictions)} if restrictions or group is not None else document

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from devalloc.api.fields import is_label, is_subdomain_name
 from devalloc.api.meta import PRIORITY, parse_time
 from devalloc.api.node_rules import FIELD, NodeRestriction, restrictions_of
 from devalloc_solver.dialects.resource_k8s.claims import Metadata, ResourceClaim
@@ -92,7 +93,7 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
     ) -> ReadResourceClaim | None:
         name, namespace, uid = metadata.get("name"), metadata.get("namespace", "default"), metadata.get("uid", "")
         annotations, created = metadata.get("annotations", {}), metadata.get("creationTimestamp")
-        if not (type(name) is type(namespace) is type(uid) is str and name.isprintable() and name and namespace):
+        if not (type(name) is type(namespace) is type(uid) is str and is_subdomain_name(name) and is_label(namespace)):
             return None
         if type(annotations) is not dict or (annotations and not _is_plain(annotations)) or not _is_time(created):
             return None
@@ -101,7 +102,7 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         own = Metadata(namespace, name, uid, {**annotations}, created)
         # ``dataclasses.replace`` takes longer than all else that is read of it.
         parts = earlier.requests, earlier.constraints, earlier.config, None, earlier.spec
-        claim = ResourceClaim(own, *parts, () if given is None else given.nodes)
+        claim = ResourceClaim(own, *parts, given)
         filled = {**template.manifest, "metadata": {**metadata, "namespace": namespace}}
         if given is not None:
             filled[FIELD] = given

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from devalloc.api.fields import raise_faults
 from devalloc.api.meta import GROUP, NODE
-from devalloc.api.node_rules import NodeRestriction
+from devalloc.api.node_rules import NodeRestriction, Restrictions
 from devalloc.api.owner_names import read_name
 from devalloc_solver.dialects.resource_k8s.fields import (
     MAX_INT64,
@@ -231,6 +231,67 @@ class NamedObject(Tolerant):
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateSpec(Strict):
+    """The spec of a ResourceClaimTemplate: what the claims that are made from it get."""
+
+    spec: dict[Any, Any]
+    metadata: Annotated[Ignored, Field()] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceClaimTemplateManifest(Tolerant):
+    """A ResourceClaimTemplate as it is written."""
+
+    metadata: Annotated[RequiredName, Field(default_factory=dict, validate_default=True)]
+    spec: Annotated[TemplateSpec, Field(default_factory=dict, validate_default=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaimEntry(Strict):
+    """A claim of a pod: one that is there, or one to be made from a template."""
+
+    name: Needed
+    claim: Annotated[Text, Field(alias="resourceClaimName")] = ""
+    template: Annotated[Text, Field(alias="resourceClaimTemplateName")] = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.claim) == bool(self.template):
+            raise ValueError("must set one of resourceClaimName and resourceClaimTemplateName")
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec(Tolerant):
+    """The spec of a Pod, as far as it is about claims."""
+
+    claims: Annotated[Items[PodClaimEntry], Field(alias="resourceClaims")] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MadeClaim(Tolerant):
+    """The claim that Kubernetes has made for an entry of a pod."""
+
+    name: Text = ""
+    claim: Annotated[Text, Field(alias="resourceClaimName")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus(Tolerant):
+    """The status of a Pod, as far as it is about claims."""
+
+    phase: Text = ""
+    made: Annotated[Items[MadeClaim], Field(alias="resourceClaimStatuses")] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodManifest(Tolerant):
+    """A Pod as it is written."""
+
+    metadata: Annotated[RequiredName, Field(default_factory=dict, validate_default=True)]
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceClassSpec(Strict):
     """The spec of a DeviceClass."""
 
@@ -373,7 +434,12 @@ class ResourceClaim:
     """status.allocation"""
     spec: Mapping[str, Any]
     """as written"""
-    restrictions: tuple[NodeRestriction, ...] = ()
+    given: Restrictions | None = None
+    """what a caller of the solver asks beside; then the group may be that of a pod, too"""
+
+    @property
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        return () if self.given is None else self.given.nodes
 
     @property
     def key(self) -> tuple[str, str]:
@@ -392,7 +458,8 @@ class ResourceClaim:
 
     @property
     def group(self) -> str | None:
-        return read_name(self.annotations.get(GROUP, "")) or None
+        group = self.annotations.get(GROUP, "")
+        return (read_name(group) if self.given is None else group) or None
 
     @property
     def pinned_node(self) -> str | None:

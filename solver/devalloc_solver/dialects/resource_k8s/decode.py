@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from devalloc.api.json_content import INVALID_UNICODE, ContentError, content_faults
-from devalloc.api.node_rules import node_restrictions_of
+from devalloc.api.node_rules import restrictions_of
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
 from devalloc.api.validation.errors import Wording, first_error
@@ -39,12 +39,14 @@ from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceSelector,
     ExactRequestSpec,
     NodeManifest,
+    PodClaimEntry,
     RequestSpec,
     ResourceClaim,
     ResourceClaimManifest,
     ResourceClaimSpec,
     ResourceDeviceClass,
     SubRequest,
+    TemplateSpec,
     request_names,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, SelectorError, Tolerant, short_text
@@ -150,6 +152,8 @@ _PLACES: Mapping[type, Mapping[str, str]] = {
         "constraints": "move it below spec.devices",
         **dict.fromkeys(("cel", "expression"), "write selectors: [{cel: {expression: …}}]"),
     },
+    TemplateSpec: {"devices": "move it below spec.spec"},
+    PodClaimEntry: {"source": "write its field in the entry itself"},
     DeviceSelector: {"expression": "write it below cel"},
     CapacityRequirements: {"": "move it below capacity.requests"},
     ResourceSliceSpec: dict.fromkeys(
@@ -166,7 +170,8 @@ def _unknown_field(name: str, names: list[str], model: type | None) -> str:
     near = closest_match(name, names)
     place = places.get(name) or ("" if near else places.get(""))
     hint = "the solver cannot know what it means" if near is None else f"did you mean {near}?"
-    return f"is not a known field of resource.k8s.io/v1{' there' if place else ''}: {place or hint}"
+    of = "a pod's claim" if model is PodClaimEntry else f"{API_VERSION}{' there' if place else ''}"
+    return f"is not a known field of {of}: {place or hint}"
 
 
 _WORDING = Wording(
@@ -264,7 +269,7 @@ def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> ResourceCla
         config=_configs(written, "spec.devices"),
         allocation=status.get("allocation") or None,
         spec=spec,
-        restrictions=node_restrictions_of(content),
+        given=restrictions_of(content),
     )
 
 

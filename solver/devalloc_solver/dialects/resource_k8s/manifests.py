@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api.fields import describe_value, is_subdomain_name, quote_value
+from devalloc.api.fields import describe_value, is_subdomain_name, label_name, quote_value, subdomain_name
 from devalloc.api.findings import BEING_DELETED, text_fact
 from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import GROUP, PRIORITY, parse_time
+from devalloc.api.node_rules import restrictions_of
 from devalloc.api.object_lists import flatten_lists
 from devalloc.api.owner_names import read_name
 from devalloc.api.problems import Problem
@@ -42,7 +43,6 @@ from devalloc_solver.dialects.resource_k8s.decode import (
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.slice_check import check_length, find_refusal
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
-from devalloc_solver.dialects.resource_k8s.templates import KIND as TEMPLATE
 from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, as_v1
 from devalloc_solver.pipeline.units import RejectedClaim
 
@@ -62,11 +62,12 @@ MOST_PARAMETERS = 10 * 1024
 
 def check_claim(claim: ResourceClaim) -> None:
     """Raises FieldError for a claim that the API server refuses."""
+    check_names(*claim.key)
     path = "spec.devices"
     check_length(claim.requests, MOST_REQUESTS, f"{path}.requests")
     check_length(claim.constraints, MOST_CONSTRAINTS, f"{path}.constraints")
     check_length(claim.config, MOST_CONFIGS, f"{path}.config")
-    _check_unique([request.name for request in claim.requests], f"{path}.requests", "requests")
+    check_unique([request.name for request in claim.requests], f"{path}.requests", "requests")
     for number, constraint in enumerate(claim.constraints):
         _check_name(constraint, f"{path}.constraints[{number}]")
     for number, request in enumerate(claim.requests):
@@ -75,6 +76,15 @@ def check_claim(claim: ResourceClaim) -> None:
     for number, config in enumerate(claim.config):
         _check_names(config, names, f"{path}.config[{number}].requests")
         _check_config(config, f"{path}.config[{number}]")
+
+
+def check_names(namespace: str, name: str) -> None:
+    """Raises FieldError for names that no claim, template or pod can have."""
+    for field_name, text, check in (("name", name, subdomain_name), ("namespace", namespace or "default", label_name)):
+        try:
+            check(text)
+        except ValueError as error:
+            raise FieldError(f"metadata.{field_name}", str(error)) from None
 
 
 def _check_name(constraint: DeviceConstraint, path: str) -> None:
@@ -89,7 +99,7 @@ def _check_name(constraint: DeviceConstraint, path: str) -> None:
 def _check_request(request: DeviceRequest, path: str) -> None:
     if request.is_list:
         check_length(request.subrequests, MOST_CHOICES, f"{path}.firstAvailable")
-        _check_unique([subrequest.name for subrequest in request.subrequests], f"{path}.firstAvailable", "subrequests")
+        check_unique([subrequest.name for subrequest in request.subrequests], f"{path}.firstAvailable", "subrequests")
     for subrequest in request.subrequests:
         _check_selectors(subrequest.selectors, subrequest.path)
         check_length(subrequest.tolerations, MOST_TOLERATIONS, f"{subrequest.path}.tolerations")
@@ -139,7 +149,8 @@ def _check_selectors(selectors: Sequence[str], path: str) -> None:
             raise FieldError(f"{path}.selectors[{number}].cel.expression", text)
 
 
-def _check_unique(names: Sequence[str], path: str, what: str) -> None:
+def check_unique(names: Sequence[str], path: str, what: str) -> None:
+    """Raises FieldError for a name that is there twice."""
     twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if twice is not None:
         raise FieldError(path, f"has two {what} named {twice.rpartition('/')[2]!r}; rename one")
@@ -148,6 +159,7 @@ def _check_unique(names: Sequence[str], path: str, what: str) -> None:
 Manifest = Mapping[str, Any]
 Key = tuple[str, str]
 
+TEMPLATE = "ResourceClaimTemplate"
 KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaim", taint_rules.KIND, "Node")
 
 
@@ -266,7 +278,9 @@ def group_of(content: Manifest) -> str | None:
     metadata = content.get("metadata")
     marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
     group = marks.get(GROUP) if isinstance(marks, Mapping) else None
-    return read_name(short_text(group)) if group else None
+    if not group:
+        return None
+    return read_name(short_text(group)) if restrictions_of(content) is None else str(group)
 
 
 def _read(problem_input: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
@@ -337,7 +351,7 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
         if twice:
             raise FieldError("metadata.name", "is the name of two claims in this namespace; rename one")
         claim = read_claim(filled, gates)
-        _check_annotations(claim)
+        check_annotations(claim)
         if claim.allocation is None:
             check_claim(claim)
     except FieldError as error:
@@ -364,7 +378,7 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
         problem_input.claims.append(claim)
 
 
-def _check_annotations(claim: ResourceClaim) -> None:
+def check_annotations(claim: ResourceClaim) -> None:
     """Raises FieldError for an annotation of ours that says nothing, and for a time that is none."""
     if (created := claim.metadata.creation_timestamp) is not None:
         try:
