@@ -71,9 +71,6 @@ class EmulatedDevices:
     nets: Mapping[str, str]
     """Network backends, with that id."""
 
-    def free_set(self) -> int:
-        return max([_FIRST_SET, *self.sets]) + 1
-
     def left(self, of: str) -> bool:
         """Whether there is anything that the device stands, or stood, on."""
         return of in self.sets.values() or of in self.nets.values() or any(_id(node) == of for node in self.nodes)
@@ -119,7 +116,7 @@ def plug_emulated(
         hotplug.check_runs(monitor, machine, deadline)
     with _opened(machine, wanted) as fd:
         if isinstance(wanted.what, Disk):
-            pci_device = _disk(wanted, wanted.what, seen.free_set(), fd)
+            pci_device = _disk(wanted, wanted.what, max([_FIRST_SET, *seen.sets]) + 1, fd)
         else:
             pci_device = _nic(wanted, wanted.what, owner or machine, fd, config.user_net)
         try:

@@ -40,7 +40,7 @@ from devalloc_machines.qemu.command_line import (
     qemu_arguments,
     tap_fd,
 )
-from devalloc_machines.qemu.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_program
+from devalloc_machines.qemu.confinement import QemuLimits, qemu_limits, seen_by_program
 from devalloc_machines.qemu.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_machines.qemu.process import Process, alive, kill, wait
 from devalloc_machines.qemu.qmp import Monitor
@@ -160,13 +160,15 @@ def launch(
             _log_once(f"QEMU's use of huge pages is not limited: {pages[0]}")
     elif spec.huge_page_bytes:
         _log_once("QEMU's use of huge pages is not limited: systemd has no such limit for a service")
+    opens = [words[index + 1] for index, word in enumerate(words) if word in ("-kernel", "-initrd")]
     plan = {
         "key": spec.key,
         "argv": words,
         "life": str(config.life(spec.id)),
         "folder": str(folder),
         "uid": given.record.user,
-        "groups": _groups(given),
+        # The group that may open /dev/kvm.
+        "groups": [os.stat("/dev/kvm").st_gid] if given.accel == "kvm" and given.record.user is not None else [],
         "memlock": memlock_needed(spec, config),
         "cgroups": groups,
         "files": files,
@@ -176,7 +178,7 @@ def launch(
         "cpus": home.cpus or preflight.cpus_of(*spec.host_nodes),
         "tpm": firmware.tpm_plan(spec, config, given.record.tpm_user) if spec.tpm else None,
         # One that runs as the plugin's own user is that user all the same, and root could undo it.
-        "sees": [] if given.record.user is None else _visible_paths(words, folder, config),
+        "sees": [] if given.record.user is None else seen_by_program(words[0], opens, folder, config.visible),
         "record": content_of(given.record),  # for a plugin that has lost the journal (``record_at_launch``)
     }
     file = config.plan(spec.id)
@@ -229,11 +231,6 @@ def _earlier_content(plan: Mapping[str, Any], machine: VirtualMachine) -> dict[s
         "tpm_user": tpm.get("uid"),
         "cpus": cpus if is_pinned else (),
     }
-
-
-def _visible_paths(words: list[str], folder: Path, config: MachineConfig) -> list[tuple[str, PathAccess]]:
-    opens = [words[index + 1] for index, word in enumerate(words) if word in ("-kernel", "-initrd")]
-    return seen_by_program(words[0], opens, folder, config.visible)
 
 
 def _is_confined(spec: MachineSpec, config: MachineConfig) -> bool:
@@ -531,13 +528,6 @@ def _rotate_log(file: Path) -> None:
             before = file.with_name(f"{file.name}.1")
             _remove(before)
             file.rename(before)
-
-
-def _groups(given: LaunchOptions) -> list[int]:
-    """The group that may open /dev/kvm."""
-    if given.record.user is None or given.accel != "kvm":
-        return []
-    return [os.stat("/dev/kvm").st_gid]
 
 
 def _spawn(spec: MachineSpec, config: MachineConfig, plan: Path, limits: QemuLimits) -> None:

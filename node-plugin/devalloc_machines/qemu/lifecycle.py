@@ -196,7 +196,9 @@ class MachineLifecycle(MachineRegistry):
             launch.launch(spec, self.config, given, home, deadline.capped(deadline.seconds / 2))
             self.come_up(record, deadline)
         except (NodeError, OSError) as raised:
-            error = raised if isinstance(raised, NodeError) else _refused_by_host(spec.key, raised)
+            # A full disk, a folder that is not writable, a file that went away between two looks.
+            refused = Failed("MachineDidNotStart", f"machine {spec.key} did not start: {raised}")
+            error = raised if isinstance(raised, NodeError) else refused
             if began and error.code != "MachineRuns":
                 self._take_back(record, error)
             raise error from None
@@ -612,11 +614,6 @@ class MachineLifecycle(MachineRegistry):
         record = record if there is None or there.run != record.run else there
         self.put(record.become("failed", error.code, error.message))
         self._settling.gone(record)
-
-
-def _refused_by_host(key: str, error: OSError) -> Failed:
-    """A full disk, a folder that is not writable, a file that went away between two looks."""
-    return Failed("MachineDidNotStart", f"machine {key} did not start: {error}")
 
 
 LOG_SECONDS = 10.0

@@ -13,7 +13,7 @@ import shutil
 import stat
 import struct
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -241,12 +241,8 @@ def _may_use(real: Path, folder: AllowedFolder, namespace: str, writes: bool) ->
     return real.is_relative_to(os.path.realpath(own)) and real != own
 
 
-def files_fingerprint(files: Iterable[str]) -> Hashable:
-    """Something else as soon as one of the files comes, goes, is another one or is written to."""
-    return tuple(_state(path) for path in files)
-
-
-def _state(path: str) -> tuple[int, ...]:
+def file_state(path: str) -> tuple[int, ...]:
+    """Something else as soon as a file comes, goes, is another one or is written to."""
     try:
         info = os.stat(path)
     except OSError as error:

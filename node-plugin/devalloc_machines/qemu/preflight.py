@@ -22,7 +22,7 @@ from typing import Literal
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.cpus import free_huge_pages, parse_cpu_list
 from devalloc.inventory.sysfs import Tree
-from devalloc_machines.qemu import die_with_parent
+from devalloc_machines.qemu import spawn
 from devalloc_machines.qemu.guest_numa import memory_by_cell
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.records import (
@@ -125,7 +125,7 @@ def why_no_boot(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> str:
     try:
         os.write(disk, _BOOT_SECTOR.ljust(510, b"\0") + b"\x55\xaa")
         os.truncate(disk, _DISK_BYTES)
-        words = [sys.executable, "-I", str(Path(die_with_parent.__file__).resolve()), str(os.getpid())]
+        words = [sys.executable, "-I", str(Path(spawn.__file__).resolve()), spawn.WITH_PARENT, str(os.getpid())]
         words += [binary, "-accel", accel, "-cpu", "host" if accel == "kvm" else "max", "-machine", "q35", "-m", "16M"]
         words += ["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"]
         words += ["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]

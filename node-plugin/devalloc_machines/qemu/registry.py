@@ -26,7 +26,6 @@ from devalloc_machines.qemu.qmp import Connect, Monitor, QmpMonitor, malformed_a
 from devalloc_machines.qemu.records import (
     MACHINES,
     PAUSED_ON_REQUEST,
-    MachineAmounts,
     MachineMigration,
     MachineObservation,
     MachineRecord,
@@ -158,12 +157,6 @@ def _migrates(migration: MachineMigration | None) -> str:
     return f"it moves {where} (migration {migration.uid})"
 
 
-def _wanted_next(record: MachineRecord) -> MachineAmounts:
-    """Of one that does not live: what its policy starts it with, or else who creates it again."""
-    comes_back = record.will_restart and not record.spec.uid
-    return resources.resources_at_start(record) if comes_back else resources.requested_in_spec(record.spec)
-
-
 def machine_view(
     record: MachineRecord, process: Process | None, look: MachineObservation, config: MachineConfig
 ) -> MachineView:
@@ -178,12 +171,16 @@ def machine_view(
         reason, message = "MachineMigrates", _migrates(record.migration)
     elif state is State.HALTED and not (look.status == _STOPPED and reason == PAUSED_ON_REQUEST):
         reason, message = _why_paused(record, look.status)
-    spec = record.spec
+    spec, at_start = record.spec, resources.requested_in_spec(record.spec)
+    if process is not None:
+        wanted = resources.wanted_while_running(record)
+    else:  # what its policy starts it with, or else who creates it again
+        wanted = resources.resources_at_start(record) if record.will_restart and not spec.uid else at_start
     return MachineView(
         key=spec.key,
         uid=spec.uid,
         state=state,
-        wanted=resources.wanted_while_running(record) if process else _wanted_next(record),
+        wanted=wanted,
         applied=record.applied
         if look.requested_memory is None
         else replace(record.applied, memory_bytes=look.requested_memory),
@@ -330,7 +327,8 @@ class MachineRegistry:
         binary = shutil.which(self.config.binary) or self.config.binary
         files = [path for path in (spec.kernel, spec.initrd, *(disk.path for disk in spec.disks)) if path is not None]
         taps = [f"/sys/class/net/{nic.interface}" for nic in spec.nics if nic.interface is not None and not nic.warm]
-        return machine_files.files_fingerprint((binary, *files, *taps, *firmware.files_on_host(spec, self.config)))
+        files += [binary, *taps, *firmware.files_on_host(spec, self.config)]
+        return tuple(map(machine_files.file_state, files))
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""

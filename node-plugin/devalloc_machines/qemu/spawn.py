@@ -1,6 +1,7 @@
 """Becomes a machine's QEMU: run as a program of its own, so that nothing of the plugin is a parent of the machine.
 
-Standalone (no import of this project); a JSON file has its instructions. It locks the machine's *life* file and
+Standalone (no import of this project); a JSON file has its instructions, or else the program and its arguments are
+given that are to end with the caller. It locks the machine's *life* file and
 lets QEMU inherit the lock: as long as QEMU lives, the file is locked, and no second QEMU of the machine can be.
 """
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 LIVES = 75
 """Exit status: the machine runs already."""
 FAILED = 70
+WITH_PARENT = "--with-parent"
+"""What comes before the number of the parent and the words of a program that is to end with it."""
 _TRIES, _PAUSE = 100, 0.005
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _PR_SET_PDEATHSIG = 1
@@ -152,10 +155,7 @@ def _exec_tpm(plan: Plan, parent: int, folder: int, line: int) -> None:
         os.setgroups([])
         os.setgid(tpm["uid"])
         os.setuid(tpm["uid"])
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "cannot tie it to QEMU")
-    if os.getppid() != parent:  # it ended before that was said
-        raise OSError("QEMU ended")
+    _die_with(parent)
     _as(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
@@ -163,6 +163,27 @@ def _exec_tpm(plan: Plan, parent: int, folder: int, line: int) -> None:
     os.set_inheritable(line, True)
     words = ["socket", "--tpm2", "--tpmstate", "dir=.,mode=0600", "--ctrl", f"type=unixio,clientfd={line}"]
     os.execve(tpm["binary"], [tpm["binary"], *words, "--terminate"], _ENVIRONMENT)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends, however that comes about. Raises
+    OSError, also if its parent, which has this number, ended before."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot tie it to its parent")
+    if os.getppid() != parent:
+        raise OSError("its parent ended")
+
+
+def run_with(parent: int, words: list[str]) -> int:
+    """Become a program that ends with its parent; the exit status if that fails."""
+    try:
+        _die_with(parent)
+        os.execvp(words[0], words)
+    except OSError as error:
+        sys.stderr.write(f"{words[0]}: {error}\n")
+    return FAILED
 
 
 def _join(cgroups: list[str]) -> None:
@@ -346,4 +367,6 @@ def _limit(what: int, value: int) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == WITH_PARENT:
+        sys.exit(run_with(int(sys.argv[2]), sys.argv[3:]))
     sys.exit(main(sys.argv[1], "--detach" in sys.argv[2:]))

@@ -312,7 +312,8 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
     start = spec.start
     huge_page_bytes = HUGE_PAGES.get(resource_named(spec.memory.resource))
     reserved = _reserved_cells(machine) if start and start.numa_node is None else ()
-    cells = reserved if _is_spread(reserved) else ()
+    is_spread = len(reserved) > 1 and reserved[0].cpus > 0 and any(cell.memory for cell in reserved)
+    cells = reserved if is_spread else ()
     page_nodes = [cell.host_node for cell in reserved if cell.memory] if huge_page_bytes and not cells else []
     return MachineSpec(
         namespace=namespace,
@@ -364,10 +365,6 @@ def _reserved_cells(machine: VirtualMachine) -> tuple[NumaCell, ...]:
     return tuple(
         sorted((NumaCell(node, *sums) for node, sums in reserved.items()), key=lambda c: (-c.cpus, c.host_node))
     )
-
-
-def _is_spread(cells: Sequence[NumaCell]) -> bool:
-    return len(cells) > 1 and cells[0].cpus > 0 and any(cell.memory for cell in cells)
 
 
 def _nic(nic: MachineNic) -> Nic:
