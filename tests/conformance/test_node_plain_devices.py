@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_machines.qemu import emulated_devices, lifecycle, machine_files, spawn
+from devalloc_machines.qemu import allowed_paths, emulated_devices, lifecycle, spawn
 from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.qmp import QmpMonitor
 from devalloc_machines.qemu.spec import Disk, EmulatedDevice, Nic, own_mac
@@ -40,8 +40,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     images.mkdir()
     (images / "raw").write_bytes(b"a disk".ljust(4096))
     (images / "qcow2").write_bytes((b"QFI\xfb" + b"\0\0\0\3").ljust(4096, b"\0"))
-    real = machine_files.checked_tap
-    monkeypatch.setattr(machine_files, "checked_tap", lambda name, *rest: name if name == "tap0" else real(name, *rest))
+    real = allowed_paths.checked_tap
+    monkeypatch.setattr(allowed_paths, "checked_tap", lambda name, *rest: name if name == "tap0" else real(name, *rest))
     monkeypatch.setattr(spawn, "open_tap", lambda name: os.open(images / "tap", os.O_RDWR | os.O_CREAT))
     return images
 
@@ -243,7 +243,7 @@ def test_images_are_shared_as_qemus_locks_have_it_before_qemu_is_asked(
 def test_an_image_that_was_moved_after_it_was_checked_is_not_opened(
     host: Path, qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = machine_files.disk_image
+    checked = allowed_paths.disk_image
 
     def swapped(disk: Disk, *rest: Any) -> Path:
         real = checked(disk, *rest)
@@ -251,7 +251,7 @@ def test_an_image_that_was_moved_after_it_was_checked_is_not_opened(
         real.symlink_to("/etc/passwd")
         return real
 
-    monkeypatch.setattr(machine_files, "disk_image", swapped)
+    monkeypatch.setattr(allowed_paths, "disk_image", swapped)
     with pytest.raises(Failed, match="cannot open"):
         emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     assert state(qemu) == NOTHING

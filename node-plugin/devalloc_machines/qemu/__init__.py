@@ -7,7 +7,8 @@
 - ``vcpu``, ``memory``, ``resources``: CPUs and memory of a running machine
 - ``pci_layout``: where PCI devices of a machine lie; ``cloned_disks``: disks of its own
 - ``guest_report``: what a guest reports
-- ``machine_files``, ``confinement``, ``user_ids``: what a machine may name, take and see of its host
+- ``allowed_paths``, ``confinement``, ``user_ids``: what a machine may name, take and see of its host;
+  ``machine_files``: its own files
 - ``migration``, ``migration_tls``: how machines move to another node while they run;
   ``migration_blockers``: which can; ``migration_offer``: what the source offers, and whether the target fits;
   ``migrated_firmware``: UEFI variables and TPM

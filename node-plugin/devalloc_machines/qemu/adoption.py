@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc_machines.qemu import launch, machine_files, memory, vcpu
+from devalloc_machines.qemu import allowed_paths, launch, memory, vcpu
 from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.process import Process, memlock, process
 from devalloc_machines.qemu.qmp import Connect, SocketPeer, malformed_as_failed
@@ -57,7 +57,7 @@ def examine(machine: VirtualMachine, config: MachineConfig, connect: Connect, de
         raise Denied("MachineInvalid", f"machine {spec.key} has no socket to adopt it by")
     lent = () if config.lent is None else (config.lent,)
     allowed = (*config.socket_folders, *(AllowedFolder(folder, "any") for folder in lent))
-    path = machine_files.resolve_allowed(
+    path = allowed_paths.resolve_allowed(
         spec.adopt, allowed, spec.namespace, "socket", writes=True, option="--qmp-folder"
     )
     info = path.lstat()

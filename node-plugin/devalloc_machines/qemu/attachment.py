@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from devalloc.inventory.pci import BarSizes
-from devalloc_machines.qemu import adoption, guest_numa, hotplug, launch, machine_files, pci, registry
+from devalloc_machines.qemu import adoption, allowed_paths, guest_numa, hotplug, launch, pci, registry
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.process import Process, open_nodes
 from devalloc_machines.qemu.records import PLUGS, MachineRecord
@@ -65,7 +65,7 @@ class AttachmentKind:
             name = pci.device_id(prepared.ref.uid, device.pool, device.device, device.share)
             pci.passthrough_device(name, device)
             if device.rom_file is not None:
-                rom = machine_files.rom_file(device.rom_file, self._machines.config.rom_folders)
+                rom = allowed_paths.rom_file(device.rom_file, self._machines.config.rom_folders)
                 device = replace(device, rom_file=str(rom))
             step = Step(ATTACHMENT, f"{key}/{name}", None, value_of(device))
             steps.append((device.name, step))

@@ -19,7 +19,7 @@ import struct
 import time
 from pathlib import Path
 
-from devalloc_machines.qemu import machine_files
+from devalloc_machines.qemu import allowed_paths, machine_files
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.spawn import open_checked
 from devalloc_machines.qemu.spec import Disk, MachineSpec, memory_text
@@ -78,7 +78,7 @@ def check(spec: MachineSpec, config: MachineConfig) -> None:
     """Whether the machine can have its own disks, before any is made.
 
     Raises Denied: ``DiskTooSmall`` if they can outgrow what the spec reserves; ``HostDiskFull`` (retryable) if
-    what is still to be copied does not fit; ``ImageChanged``; as ``machine_files.disk_image``.
+    what is still to be copied does not fit; ``ImageChanged``; as ``allowed_paths.disk_image``.
     """
     clones = _clones(spec, config)
     if not clones:
@@ -150,7 +150,7 @@ def make(spec: MachineSpec, config: MachineConfig, deadline: Deadline) -> None:
             continue
         source = open_checked(str(image), False)
         try:
-            machine_files.check_image_free(source, disk.path, writable=False)
+            allowed_paths.check_image_free(source, disk.path, writable=False)
             _make_one(spec, disk, image, source, path, deadline)
         finally:
             os.close(source)
@@ -261,10 +261,10 @@ def empty_overlay(size: int, image: bytes, image_format: str) -> bytes:
 
 def image_of(disk: Disk, spec: MachineSpec, config: MachineConfig) -> Path:
     """The file or block device of a disk's image; of a copy that is whole the copy itself, which needs no image any
-    more. Raises Denied, as ``machine_files.disk_image``."""
+    more. Raises Denied, as ``allowed_paths.disk_image``."""
     if disk.clone == "copy" and (own := clone_path(disk, folder_of(spec.id, config))).exists():
         return own
-    return machine_files.disk_image(disk, config.folders, spec.namespace)
+    return allowed_paths.disk_image(disk, config.folders, spec.namespace)
 
 
 def _clones(spec: MachineSpec, config: MachineConfig) -> list[tuple[Disk, Path]]:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from devalloc_machines.qemu import hotplug, machine_files, spawn
+from devalloc_machines.qemu import allowed_paths, hotplug, spawn
 from devalloc_machines.qemu.command_line import NIC_DRIVERS, file_node, format_node, user_backend
 from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.pci import PERIPHERAL, PciDevice, QemuBackend, QmpCommand, function_id, present_devices
@@ -272,9 +272,9 @@ def _resolved(device: EmulatedDevice, config: MachineConfig, namespace: str) -> 
     """With the path that its links lead to; what may not be named is refused as for machines that start."""
     what = device.what
     if isinstance(what, Disk):
-        return replace(device, what=replace(what, path=str(machine_files.disk_image(what, config.folders, namespace))))
+        return replace(device, what=replace(what, path=str(allowed_paths.disk_image(what, config.folders, namespace))))
     if what.interface is not None:
-        machine_files.checked_tap(what.interface, config.taps, namespace)
+        allowed_paths.checked_tap(what.interface, config.taps, namespace)
     return replace(device, what=replace(what, mac=None if what.mac is None else what.mac.lower()))
 
 
@@ -296,7 +296,7 @@ def _opened(machine: str, device: EmulatedDevice) -> Iterator[int | None]:
         ) from None
     try:
         if isinstance(what, Disk) and fd is not None:
-            machine_files.check_image_free(fd, what.path, writable=not what.read_only)
+            allowed_paths.check_image_free(fd, what.path, writable=not what.read_only)
         yield fd
     finally:
         if fd is not None:

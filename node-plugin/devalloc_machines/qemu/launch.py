@@ -21,6 +21,7 @@ from typing import Any, Literal
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.api.virtual_machine_migration import MigrationPlatform
 from devalloc_machines.qemu import (
+    allowed_paths,
     cloned_disks,
     confinement,
     firmware,
@@ -116,9 +117,9 @@ def check(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Non
             fd = spawn.open_checked(path, False)
             try:
                 if given.incoming is None:
-                    machine_files.check_image_free(fd, path, writable=writable)
+                    allowed_paths.check_image_free(fd, path, writable=writable)
                 else:
-                    machine_files.check_image_held(fd, path, writable=writable)
+                    allowed_paths.check_image_held(fd, path, writable=writable)
             finally:
                 os.close(fd)
     preflight.check_host_limits(spec, given.accel)
@@ -428,7 +429,7 @@ def _resolved(
     if len(qmp.encode()) > MAX_SOCKET_PATH:
         raise Denied("PathTooLong", f"{qmp} is longer than a socket's path can be ({MAX_SOCKET_PATH} bytes)")
     kernel, initrd = (
-        None if path is None else str(machine_files.boot_image(path, config.folders, spec.namespace, what))
+        None if path is None else str(allowed_paths.boot_image(path, config.folders, spec.namespace, what))
         for path, what in ((spec.kernel, "kernel"), (spec.initrd, "initrd"))
     )
     uefi = firmware.firmware_files(spec, config) if spec.firmware == "uefi" else None
@@ -467,7 +468,7 @@ def _resolved(
     taps: dict[int, str] = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here
-            interface = machine_files.checked_tap(nic.interface, config.taps, spec.namespace)
+            interface = allowed_paths.checked_tap(nic.interface, config.taps, spec.namespace)
             taps |= {tap_fd(number, queue): interface for queue in range(start.queues.get(number, 1))}
     if uefi is not None:
         files[firmware.CODE_FD] = (os.path.realpath(uefi.code), False)
@@ -480,7 +481,7 @@ def queues_of_cards(spec: MachineSpec) -> dict[int, int]:
     return {
         number: min(whole_cpus(spec.cpus.most), MAX_QUEUES)
         for number, nic in enumerate(spec.nics)
-        if nic.interface and not nic.warm and nic.model == "virtio" and machine_files.has_queues(nic.interface)
+        if nic.interface and not nic.warm and nic.model == "virtio" and allowed_paths.has_queues(nic.interface)
     }
 
 

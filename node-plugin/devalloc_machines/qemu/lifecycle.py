@@ -20,6 +20,7 @@ from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.worker import repeat
 from devalloc_machines.qemu import (
     adoption,
+    allowed_paths,
     console,
     emulated_devices,
     firmware,
@@ -523,12 +524,12 @@ class MachineLifecycle(MachineRegistry):
         """Inside, an error about an image in use names the machine that uses it, if that is known."""
         try:
             yield
-        except machine_files.ImageInUse as error:
+        except allowed_paths.ImageInUse as error:
             for other, process in self.living():
                 with suppress(NodeError):  # what it has open cannot be told, and the image is in use all the same
                     if open_nodes(process.pid, [error.path]):
                         itself = " itself" if other.spec.key == key else ""
-                        error = machine_files.ImageInUse(error.path, f"machine {other.spec.key}{itself}")
+                        error = allowed_paths.ImageInUse(error.path, f"machine {other.spec.key}{itself}")
             raise error from None
 
     def come_up(self, record: MachineRecord, deadline: Deadline) -> None:

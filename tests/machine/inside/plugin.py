@@ -27,7 +27,7 @@ from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.config import DeviceRecords, InventoryConfig
 from devalloc_machines.part import MachineSettings, machines_of
-from devalloc_machines.qemu import confinement, machine_files
+from devalloc_machines.qemu import allowed_paths, confinement
 from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import Disk, machine_id
 from devalloc_node.binding.binding import BindingConfig
@@ -162,7 +162,7 @@ class Plugin:
     def disk(self, path: str) -> Answer:
         """Name a block device as the disk of a machine."""
         return {
-            "path": str(machine_files.disk_image(Disk(path, "raw"), [AllowedFolder(Path("/dev"), "any")], "default"))
+            "path": str(allowed_paths.disk_image(Disk(path, "raw"), [AllowedFolder(Path("/dev"), "any")], "default"))
         }
 
     def stop_after(self, call: int) -> Answer:

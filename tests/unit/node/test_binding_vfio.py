@@ -14,7 +14,7 @@ from devalloc.inventory.locate import read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.resets import has_own_reset, hot_reset
 from devalloc.inventory.sysfs import Tree
-from devalloc_machines.qemu import machine_files, pci
+from devalloc_machines.qemu import allowed_paths, pci
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
@@ -582,9 +582,9 @@ class TestOptionRom:
         (roms / "gpu.rom").write_bytes(content)
         (roms / "gpu.rom").chmod(mode)
         if code is None:
-            assert machine_files.rom_file(f"{roms}/{name}", [roms]) == roms / name
+            assert allowed_paths.rom_file(f"{roms}/{name}", [roms]) == roms / name
             with pytest.raises(Denied, match="--rom-folder"):
-                machine_files.rom_file(f"{roms}/{name}", [])
+                allowed_paths.rom_file(f"{roms}/{name}", [])
             return
         with raises(Denied, code):
-            machine_files.rom_file(f"{roms}/{name}", [roms])
+            allowed_paths.rom_file(f"{roms}/{name}", [roms])

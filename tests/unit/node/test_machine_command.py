@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from devalloc.inventory.pci import BarSizes
-from devalloc_machines.qemu import cloned_disks, confinement, launch, machine_files, preflight, spawn
+from devalloc_machines.qemu import allowed_paths, cloned_disks, confinement, launch, preflight, spawn
 from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
 from devalloc_machines.qemu.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_program
 from devalloc_machines.qemu.launch import LaunchOptions, check, memlock_needed, seconds_to_answer, spawn_words
@@ -332,7 +332,7 @@ def images(tmp_path: Path) -> Path:
 def test_only_files_below_the_allowed_folders_are_used_and_by_their_true_path(images: Path) -> None:
     (images / "link").symlink_to("disk")
     assert (
-        machine_files.boot_image(str(images / "link"), [AllowedFolder(images, "any")], "default", "kernel")
+        allowed_paths.boot_image(str(images / "link"), [AllowedFolder(images, "any")], "default", "kernel")
         == images / "disk"
     )
 
@@ -344,7 +344,7 @@ def test_a_path_that_leads_out_is_refused(images: Path, name: str) -> None:
     (images / "dir").mkdir()
     path = name if name in ("", "relative") else f"{images}/{name}"
     with raises(Denied, "PathNotAllowed"):
-        machine_files.boot_image(path, [AllowedFolder(images, "any")], "default", "kernel")
+        allowed_paths.boot_image(path, [AllowedFolder(images, "any")], "default", "kernel")
 
 
 def test_the_refusal_of_a_path_outside_does_not_show_whether_it_exists(images: Path) -> None:
@@ -352,9 +352,9 @@ def test_the_refusal_of_a_path_outside_does_not_show_whether_it_exists(images: P
     (images / "dangling").symlink_to("../nowhere")
     for path in (images / "dangling", images.parent / "nowhere" / "disk", Path("/no/such/kernel")):
         with raises(Denied, "PathNotAllowed", retryable=False):
-            machine_files.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
+            allowed_paths.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
     with raises(Denied, "PathMissing", retryable=True):
-        machine_files.boot_image(str(images / "not-yet"), [AllowedFolder(images, "any")], "default", "kernel")
+        allowed_paths.boot_image(str(images / "not-yet"), [AllowedFolder(images, "any")], "default", "kernel")
 
 
 def test_the_example_adopts_from_a_folder_that_is_not_the_plugins_own() -> None:
@@ -366,7 +366,7 @@ def test_the_example_adopts_from_a_folder_that_is_not_the_plugins_own() -> None:
 def refused(path: Path, folders: list[AllowedFolder], namespace: str, *, read_only: bool = True) -> str | None:
     """Why a namespace may not use a disk; None: it may."""
     try:
-        machine_files.disk_image(Disk(str(path), "raw", read_only), folders, namespace)
+        allowed_paths.disk_image(Disk(str(path), "raw", read_only), folders, namespace)
     except Denied as error:
         return f"{error.code}: {error.message}"
     return None
@@ -431,7 +431,7 @@ def test_a_tap_belongs_to_the_namespace_that_it_is_named_for_or_that_the_admin_s
     interface: str, patterns: tuple[str, ...], namespace: str, may: bool
 ) -> None:
     with pytest.raises(Denied) as denied:
-        machine_files.checked_tap(interface, patterns, namespace)
+        allowed_paths.checked_tap(interface, patterns, namespace)
     assert denied.value.code == ("TapMissing" if may else "TapNotAllowed"), "there is no such interface here"
     if not may and namespace:
         assert f"--tap {namespace}:{interface}" in denied.value.message
@@ -447,21 +447,21 @@ def test_cards_of_qemus_own_network_reach_nothing_unless_the_admin_says_so() -> 
 
 def test_without_allowed_folders_nothing_can_be_named(images: Path) -> None:
     with raises(Denied, "PathNotAllowed", match="none"):
-        machine_files.boot_image(str(images / "disk"), [], "default", "kernel")
+        allowed_paths.boot_image(str(images / "disk"), [], "default", "kernel")
     sibling = images.parent / "images-of-others"
     sibling.mkdir()
     (sibling / "disk").touch()
     with pytest.raises(Denied):
-        machine_files.boot_image(str(sibling / "disk"), [AllowedFolder(images, "any")], "default", "kernel")
+        allowed_paths.boot_image(str(sibling / "disk"), [AllowedFolder(images, "any")], "default", "kernel")
 
 
 def test_only_files_are_kernels_and_only_files_and_block_devices_are_disks(images: Path) -> None:
     os.mkfifo(images / "pipe")
     for path in (images, images / "pipe"):
         with pytest.raises(Denied, match="is not a file"):
-            machine_files.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
+            allowed_paths.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
         with pytest.raises(Denied, match="neither"):
-            machine_files.disk_image(Disk(str(path), "raw"), [AllowedFolder(images, "any")], "default")
+            allowed_paths.disk_image(Disk(str(path), "raw"), [AllowedFolder(images, "any")], "default")
 
 
 def qcow2(backing: int = 0, incompatible: int = 0, version: int = 3) -> bytes:
@@ -485,14 +485,14 @@ def test_a_disk_of_another_format_or_that_names_another_file_is_refused(
 ) -> None:
     (images / "disk").write_bytes(content)
     with raises(Denied, code):
-        machine_files.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
+        allowed_paths.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
 
 
 def test_an_image_that_stands_alone_is_fine_and_a_raw_one_is_never_looked_into(images: Path) -> None:
     for content, format in ((qcow2(), "qcow2"), (qcow2(incompatible=1), "qcow2"), (qcow2(backing=112), "raw")):
         (images / "disk").write_bytes(content)
         assert (
-            machine_files.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
+            allowed_paths.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
             == images / "disk"
         )  # type: ignore[arg-type]
 

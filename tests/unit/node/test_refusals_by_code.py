@@ -27,10 +27,10 @@ from devalloc.api.virtual_machine_migration import (
 from devalloc.file_lock import FileLock
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu import (
+    allowed_paths,
     cpu_pinning,
     firmware,
     launch,
-    machine_files,
     migration,
     migration_tls,
     pci,
@@ -468,10 +468,10 @@ def test_a_guest_finds_the_numa_nodes_that_it_began_with() -> None:
 def test_a_card_has_as_many_queues_on_both_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(SPEC, nics=(Nic(interface="tap0"),))
     platform = MigrationPlatform(machine_type="pc-q35-7.2", queues=[MigrationQueues(nic=0, count=4)])
-    monkeypatch.setattr(machine_files, "has_queues", lambda interface: False)
+    monkeypatch.setattr(allowed_paths, "has_queues", lambda interface: False)
     with raises(Denied, "TapDiffers", "has 4 queues on its node, and TAP tap0 of this node gives it 1", retryable=True):
         launch._queues(spec, platform)
-    monkeypatch.setattr(machine_files, "has_queues", lambda interface: True)
+    monkeypatch.setattr(allowed_paths, "has_queues", lambda interface: True)
     assert launch._queues(spec, platform) == {0: 4}
 
 
@@ -624,7 +624,7 @@ def test_an_image_that_no_qemu_holds_is_not_proven_to_be_shared(tmp_path: Path) 
     image = tmp_path / "disk.raw"
     image.write_bytes(bytes(4096))
     with open(image, "rb") as file, raises(Denied, "DiskNotShared", "lock of the other node's QEMU is not seen here"):
-        machine_files.check_image_held(file.fileno(), str(image), writable=True)
+        allowed_paths.check_image_held(file.fileno(), str(image), writable=True)
 
 
 def test_a_machine_is_not_forgotten_while_its_interfaces_are_limited(
