@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from devalloc.inventory.config import DeviceRecords
     from devalloc.inventory.discover import Discovery
     from devalloc.program import Loop, ProgressDisplay
-    from devalloc.scaling.permits.endpoint import PublishedEndpoint
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
     from devalloc_machines.agent.permit_client import PermitEndpoint
@@ -210,15 +209,7 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
     from devalloc.programs.permit_endpoint import published_endpoint
     from devalloc_machines.agent.permit_client import ClusterEndpoint
 
-    published = published_endpoint(client, namespace)
-
-    def read() -> tuple[PublishedEndpoint, str]:
-        try:
-            return published()
-        except ValueError as error:
-            raise Failed("Unreachable", str(error)) from None
-
-    return ClusterEndpoint(read)
+    return ClusterEndpoint(published_endpoint(client, namespace))
 
 
 def store_machines(

@@ -67,7 +67,6 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
     """
     from devalloc.machines.permits import PermitServer, PermitServices, Settings
     from devalloc.machines.permits.doors import ServerAddresses
-    from devalloc.machines.permits.hosts import HostSource
     from devalloc.machines.permits.leadership import new_holder, permits_lease
     from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
     from devalloc_machines.part import machines_of
@@ -112,7 +111,8 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
     server = PermitServer(
         PermitServices(
             store=store,
-            hosts=HostSource(hosts, still),
+            hosts=hosts,
+            frozen=still,
             settings=settings,
             leadership=permits_lease(store, new_holder(), node=name, alone=alone),
             node=name,

@@ -195,10 +195,6 @@ class JsonFields:
     def optional(self, name: str) -> JsonFields | None:
         return self.inner(name) if self.has(name) else None
 
-    def content(self, name: str) -> Any:
-        """Whatever is there, as decoded JSON with folded names."""
-        return _plain(self._get(name))
-
     def text(self, name: str) -> str:
         value = self._get(name)
         if value is None:
@@ -259,14 +255,6 @@ class JsonFields:
 
     def _wrong(self, name: str, form: str, value: object) -> Unreadable:
         return Unreadable(f"{self.path(name)} must be {form}, not {_named(value)}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return float(value) if isinstance(value, Decimal) else value
 
 
 def _named(value: object) -> str:

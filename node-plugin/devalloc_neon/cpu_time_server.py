@@ -11,6 +11,7 @@ from functools import partial
 
 from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.settings import Network
+from devalloc_machines.agent.actuator import running_machine
 from devalloc_machines.agent.agent import WakeableRounds
 from devalloc_machines.agent.channels import RunnerAddress
 from devalloc_machines.qemu.records import MachineView
@@ -54,12 +55,7 @@ class MachineCpuShare:
         return set_to if set_to is not None and min(set_to, vcpus * CPU) == observed else observed
 
     def _seen(self) -> MachineView:
-        machine = self._operations.machine(self._at.key)
-        if (machine.uid, machine.id) != (self._at.uid, self._at.run):
-            raise Denied("MachineExists", f"another machine, or another run of it, now has the name {self._at.key}")
-        if not machine.is_active:
-            raise Failed("MachineNotRunning", f"machine {self._at.key} is {machine.phase.lower()}: {machine.message}")
-        return machine
+        return running_machine(self._operations, self._at.key, self._at.uid, self._at.run)
 
 
 class Runner:

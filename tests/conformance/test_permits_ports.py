@@ -18,7 +18,6 @@ import pytest
 
 from devalloc.machines import permits
 from devalloc.machines.permits import Settings, doors, server
-from devalloc.machines.permits.hosts import HostSource
 from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.programs import node_permits
 from devalloc.scaling.resources import Resources
@@ -188,7 +187,7 @@ def test_waiting_for_a_lease_is_logged_once_with_its_holder(tmp_path: Path) -> N
         second = server.PermitServer(
             server.PermitServices(
                 store=store,
-                hosts=HostSource(ten),
+                hosts=ten,
                 settings=Settings(port=0, dump_port=None),
                 leadership=permits_lease(store, new_holder(), seconds=1.0),
                 waiting=messages.append,

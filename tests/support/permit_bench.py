@@ -14,7 +14,7 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.machines.permits import Host, Hosts, PermitServer, Settings
 from devalloc.machines.permits.doors import ServerAddresses
-from devalloc.machines.permits.hosts import FrozenHosts, HostSource
+from devalloc.machines.permits.hosts import FrozenHosts
 from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.machines.permits.server import PermitServices
 from devalloc.machines.permits.sources import bytes_text, cpus_text
@@ -191,7 +191,8 @@ def serving(
         server = PermitServer(
             PermitServices(
                 store=there,
-                hosts=HostSource(hosts, still),
+                hosts=hosts,
+                frozen=still,
                 settings=settings or Settings(port=0, dump_port=0),
                 leadership=permits_lease(
                     there, new_holder(), node=more.get("node"), seconds=lease_seconds, alone=alone

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from devalloc.machines.permits import PermitServer, Settings
 from devalloc.machines.permits.doors import ServerAddresses
-from devalloc.machines.permits.hosts import HostSource
 from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.machines.permits.server import PermitServices
 from devalloc.scaling.resources import Resources
@@ -33,7 +32,7 @@ def main(path: Path, limit: Resources, node: str = NODE, replaces: str = "") -> 
     with nullcontext() if replaces else hold_store(path), closing(SQLiteStore(path)) as store:
         settings = Settings(port=0, dump_port=None)
         right = permits_lease(store, new_holder(), alone=True)
-        hosts = HostSource(node_of(limit, node))
+        hosts = node_of(limit, node)
         services = PermitServices(store=store, hosts=hosts, settings=settings, leadership=right, ready=ready)
         PermitServer(services).run(stop)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from devalloc.scaling import config as scaling_config
-from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json, fold_names
+from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, VmInfo
+from devalloc.scaling.vm_info import VmInfo
 from tests.support.scaling_config_json import overrides_to_json
 
 
@@ -34,28 +33,3 @@ def to_json(info: VmInfo, era: ProtocolEra = ProtocolEra.NEWEST) -> dict[str, An
         config["scalingConfig"] = overrides_to_json(info.scaling_config, era)
     written["config"] = config
     return written
-
-
-def from_json(content: object, era: ProtocolEra = ProtocolEra.NEWEST) -> VmInfo:
-    """What to_json wrote, decoded. Raises Unreadable."""
-    fields = JsonFields(fold_names(content))
-    cpu, memory, config = (fields.inner(name) for name in ("cpu", "mem", "config"))
-    size = memory.bytes("slotSize")
-    if size == 0:
-        raise Unreadable("mem.slotSize must not be zero")
-    overrides = None
-    if config.has("scalingConfig"):
-        read = scaling_config.read_overrides(config.content("scalingConfig"), era, config.path("scalingConfig"))
-        if read.value is None:
-            raise Unreadable("; ".join(str(problem) for problem in read.problems if problem.is_error))
-        overrides = read.value
-    return VmInfo(
-        fields.text("namespace"),
-        fields.text("name"),
-        CpuInfo(cpu.cpu("min"), cpu.cpu("max"), cpu.cpu("use")),
-        MemoryInfo(memory.whole("min", 16), memory.whole("max", 16), memory.whole("use", 16), size),
-        scaling_enabled=config.flag("scalingEnabled"),
-        auto_migration_enabled=config.flag("autoMigrationEnabled"),
-        always_migrate=config.flag("alwaysMigrate"),
-        scaling_config=overrides,
-    )

@@ -11,20 +11,15 @@ from those objects.
 - ``migration``, ``metrics``: migrations, and what the server reports
 """
 
-from devalloc.machines.permits.hosts import Hosts, HostSource, published
-from devalloc.machines.permits.leadership import new_holder, permits_lease
+from devalloc.machines.permits.hosts import Hosts
 from devalloc.machines.permits.ledger import Host
 from devalloc.machines.permits.server import PermitServer, PermitServices
 from devalloc.machines.permits.settings import Settings
 
 __all__ = [
     "Host",
-    "HostSource",
     "Hosts",
     "PermitServer",
     "PermitServices",
     "Settings",
-    "new_holder",
-    "permits_lease",
-    "published",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,24 +18,16 @@ Hosts = Callable[[], Mapping[str, Host]]
 """All nodes by name, as they are now. On one that is not named nothing is granted."""
 
 FrozenHosts = Callable[[], AbstractContextManager[Mapping[str, Host]]]
-"""The nodes as they are; inside, only the server takes anything of them. Raises StoreError."""
+"""The same, and they stay so inside, while a permit is written: where others take of the hosts, too. Raises
+StoreError."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostSource:
-    """Where a server has the hosts from."""
-
-    read: Hosts
-    frozen: FrozenHosts | None = None
-    """The same, and they stay so while a permit is written: where others take of the hosts, too."""
-
-
-def published(store: Store) -> HostSource:
+def published(store: Store) -> Hosts:
     """The hosts whose capacity is published as a pool, with the limits that machines are placed by as well.
 
     Reading them raises StoreError.
     """
-    return HostSource(partial(_published, store))
+    return partial(_published, store)
 
 
 def _published(store: Store) -> Mapping[str, Host]:

@@ -84,15 +84,7 @@ class ProcessLeadership:
     def give(self) -> None:
         """The process does."""
 
-    def is_meant(self, obj: Object) -> bool:
-        """No object tells of it here."""
-        return False
-
     def check(self, leases: Iterable[Object]) -> None:
-        """Raises LeaseLost."""
-        self.renew()
-
-    def check_one(self, obj: Object, gone: bool) -> None:
         """Raises LeaseLost."""
         self.renew()
 

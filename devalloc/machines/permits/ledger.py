@@ -32,8 +32,6 @@ Object = dict[str, Any]
 """As a store has it: what it says is for a ``MachineReader`` to tell."""
 MIGRATING = "Migrating"
 SHOULD_MIGRATE = "ShouldMigrate"
-OverheadFunction = Callable[[Object], Resources]
-"""What a machine costs its node beside what it is permitted: its devices, its hypervisor."""
 CanMigrate = Callable[[Object], bool]
 """Whether nothing that a machine has keeps it on its node, by its object."""
 
@@ -132,11 +130,6 @@ class MachineReader(Protocol):
         """Return what an object says."""
 
 
-def no_overhead(obj: Object) -> Resources:
-    """The overhead of a machine if none is known."""
-    return NO_RESOURCES
-
-
 def has_no_devices(obj: Object) -> bool:
     """Whether a machine can move, if any device that is bound to it, or is to be, keeps it on its node."""
     return not MachineView(obj).spec.get("claims") and not MachineView(obj).status.get("devices")
@@ -150,7 +143,6 @@ class PermitLedgers:
         settings: PermitsArithmetic,
         machines: MachineReader,
         *,
-        overhead: OverheadFunction = no_overhead,
         migrates: bool = False,
         node: str | None = None,
     ) -> None:
@@ -165,7 +157,6 @@ class PermitLedgers:
         self.backed_off: Mapping[MachineKey, float] = {}
         """Machines whose migration failed, did not begin or was withdrawn, and until when they are left where they are
         (by the monotonic clock)."""
-        self._overhead = overhead
         self._can_move: CanMigrate = has_no_devices
         self._node = node
         self._pods: dict[MachineKey, dict[MachineKey, None]] = {}
@@ -401,7 +392,6 @@ class PermitLedgers:
             most=record.most,
             reserved=NO_RESOURCES,
             use=record.use if record.is_own else record.use.most(self._usage_of(record)),
-            overhead=self._overhead(obj),
             overcommit=(record.overcommit or self.settings.overcommit) if newest else NO_OVERCOMMIT,
             reserve_max=record.reserve_max,
             scaled=record.scaled,

@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.machines.permits.doors import PLAIN_HTTP, PermitDoors, ServerAddresses
-from devalloc.machines.permits.hosts import HostSource
+from devalloc.machines.permits.hosts import FrozenHosts, Hosts
 from devalloc.machines.permits.leadership import Leadership, new_holder, permits_lease
 from devalloc.machines.permits.ledger import CanMigrate, Host, PermitLedgers, dump_ledgers, has_no_devices
 from devalloc.machines.permits.metrics import PermitMetrics
@@ -59,7 +59,8 @@ class PermitServices:
     """What a server stands on, which machines it answers for, and how they leave a node that has too little room."""
 
     store: Store
-    hosts: HostSource
+    hosts: Hosts
+    frozen: FrozenHosts | None = None
     settings: Settings = field(default_factory=Settings)
     leadership: Leadership | None = None
     """The one that it grants by; None: a lease of its own."""
@@ -151,7 +152,7 @@ class PermitServer:
         with ThreadPoolExecutor(1, "permits-store") as thread, ThreadPoolExecutor(4, "permits-watch") as helpers:
             services = self._services
             writer = PermitWriter(
-                services.store, self.book, self._sources, self.lease, self.metrics, thread, services.hosts.frozen
+                services.store, self.book, self._sources, self.lease, self.metrics, thread, services.frozen
             )
             moves = MigrationTracker(self.book, writer.tell, self.metrics, services.migrator, s.migration_seconds)
             async with asyncio.timeout(s.startup_seconds):
@@ -241,7 +242,7 @@ class PermitServer:
 
     def _read_hosts(self) -> tuple[Mapping[str, Host], CanMigrate]:
         """Read the hosts, and what keeps machines on them. Raises StoreError."""
-        return self._services.hosts.read(), self._services.movable()
+        return self._services.hosts(), self._services.movable()
 
     async def _mind_hosts(self, writer: PermitWriter, helpers: ThreadPoolExecutor) -> None:
         """Look at the hosts now and then."""

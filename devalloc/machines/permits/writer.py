@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import KIND as LEASE
-from devalloc.controller.leader.lease import LeaseLost
+from devalloc.controller.leader.lease import Lease, LeaseLost
 from devalloc.machines.permits.decide import (
     ConditionValue,
     PermitAnswer,
@@ -148,10 +148,6 @@ class _HostsChanged(Exception):
         self.hosts = hosts
 
 
-class _WakeUp:
-    """Something is due."""
-
-
 class PermitWriter:
     """Use from one event loop, and make another one for the next."""
 
@@ -182,7 +178,7 @@ class PermitWriter:
         self._thread = thread
         self._sources = sources
         self._lanes = {source.kind: _Lane(source, not source.is_settled) for source in sources.all}
-        self._queue: asyncio.Queue[_QueuedRequest | StoreChanges | _WakeUp] = asyncio.Queue()
+        self._queue: asyncio.Queue[_QueuedRequest | StoreChanges] = asyncio.Queue()
         self._waiting = 0
         self._due: dict[MachineKey, _PendingWrite] = {}
         self._listed = 0
@@ -233,7 +229,7 @@ class PermitWriter:
     def tell(self, key: MachineKey, conditions: Mapping[str, ConditionValue]) -> None:
         """Write conditions on a machine soon; tried again until it is done, or the machine is gone."""
         self._due.setdefault(key, _PendingWrite()).conditions.update(conditions)
-        self._queue.put_nowait(_WakeUp())
+        self._queue.put_nowait(StoreChanges())
 
     async def ask(
         self, request: PermitRequest, has_gone: Callable[[], bool], node: str | None = None, *, by_pod: bool = False
@@ -285,9 +281,9 @@ class PermitWriter:
                 self._stale, self._is_certain = True, False
                 _answer_all(requests, PermitRefused(500, "internal error"))
 
-    async def _next(self) -> list[_QueuedRequest | StoreChanges | _WakeUp]:
+    async def _next(self) -> list[_QueuedRequest | StoreChanges]:
         """What there is to do; nothing if what is due is to be tried again."""
-        items: list[_QueuedRequest | StoreChanges | _WakeUp] = []
+        items: list[_QueuedRequest | StoreChanges] = []
         if not self._due:
             items.append(await self._queue.get())
         else:
@@ -301,7 +297,8 @@ class PermitWriter:
     def _see(self, seen: StoreChanges) -> None:
         """Raises LeaseLost."""
         if seen.hosts is not None:
-            self._limit(seen.hosts, seen.can_move)
+            self._hosts = seen.hosts
+            self.book.limit(seen.hosts, seen.can_move)
         self._stale |= seen.gap
         if seen.all_pods is not None:
             self._list_pods(seen.all_pods)
@@ -314,9 +311,11 @@ class PermitWriter:
             if int(event.resource_version) <= self._listed:
                 continue
             obj, gone = event.object, event.type is EventType.DELETED
-            if obj["kind"] != LEASE:
-                self._see_machine(obj, gone)
-            elif self._lease.is_meant(obj):
+            if obj["kind"] != LEASE and gone:
+                self.book.drop(self._sources.key(obj), obj["metadata"]["resourceVersion"])
+            elif obj["kind"] != LEASE:
+                self._put(obj)
+            elif isinstance(self._lease, Lease) and self._lease.is_meant(obj):
                 self._lease.check_one(obj, gone)
 
     def _list_pods(self, pods: Sequence[Object]) -> None:
@@ -332,16 +331,6 @@ class PermitWriter:
             self.book.drop_runner((pod["metadata"]["namespace"], pod["metadata"]["name"]))
         else:
             self.book.put_runner(runner, is_inherited=self._must_inherit)
-
-    def _limit(self, hosts: Mapping[str, Host], can_move: CanMigrate | None = None) -> None:
-        self._hosts = hosts
-        self.book.limit(hosts, can_move)
-
-    def _see_machine(self, obj: Object, gone: bool) -> None:
-        if gone:
-            self.book.drop(self._sources.key(obj), obj["metadata"]["resourceVersion"])
-        else:
-            self._put(obj)
 
     def _put(self, obj: Object, *, starting: bool = False) -> None:
         key = self._sources.key(obj)
@@ -455,7 +444,8 @@ class PermitWriter:
             try:
                 outcomes = await self._write(lane, records)
             except _HostsChanged as moved:
-                self._limit(moved.hosts)
+                self._hosts = moved.hosts
+                self.book.limit(moved.hosts)
             except (FenceBroken, Expired):
                 # A machine came, went, was placed or seen to have something else, or the lease was written.
                 self._metrics.commits.labels("fenced").inc()

@@ -154,14 +154,19 @@ class MachineActuator:
         return Resources(cpu, max(memory, machine.applied.memory_bytes or 0))
 
     def _seen(self) -> MachineView:
-        machine = self._operations.machine(self._key)
-        if machine.uid != self._owner:
-            raise Denied("MachineExists", f"another machine now has the name {self._key}")
-        if machine.id != self._run:
-            raise Denied("MachineExists", f"machine {self._key} has been restarted since (another run)")
-        if not machine.is_active:
-            raise Failed("MachineNotRunning", f"machine {self._key} is {machine.phase.lower()}: {machine.message}")
-        return machine
+        return running_machine(self._operations, self._key, self._owner, self._run)
+
+
+def running_machine(operations: MachineOperations, key: str, owner: str, run: str) -> MachineView:
+    """The machine, if it is still that one and runs. ``owner``: the UID of its object. Raises NodeError."""
+    machine = operations.machine(key)
+    if machine.uid != owner:
+        raise Denied("MachineExists", f"another machine now has the name {key}")
+    if machine.id != run:
+        raise Denied("MachineExists", f"machine {key} has been restarted since (another run)")
+    if not machine.is_active:
+        raise Failed("MachineNotRunning", f"machine {key} is {machine.phase.lower()}: {machine.message}")
+    return machine
 
 
 def _first_refusal(errors: list[tuple[str, NodeError]], target: Resources, reached: Resources) -> ChangeRefused:

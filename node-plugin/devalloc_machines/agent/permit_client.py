@@ -73,7 +73,7 @@ class ClusterEndpoint:
 
     def __init__(self, read: Callable[[], tuple[PublishedEndpoint, str]]) -> None:
         """``read``: asks the API server where it is, and what this node's token is now; called in a thread. Raises
-        Failed."""
+        ValueError."""
         self._read = read
         self._reading = asyncio.Lock()
         self._cached: tuple[PublishedEndpoint, PermitServerAddress] | None = None
@@ -91,10 +91,11 @@ class ClusterEndpoint:
                     return self._cached[1]
             try:
                 place, token = await asyncio.to_thread(self._read)
-                context = self._cached[1].tls if self._cached and self._cached[0] == place else _trusting(place)
-            except Failed as error:
-                self._error, self._since, self._until = error, clock(), clock() + LEAST_SECONDS
-                raise
+                context = self._cached[1].tls if self._cached and self._cached[0] == place else place.tls_context()
+            except ValueError as error:
+                self._error = Failed("Unreachable", str(error))
+                self._since, self._until = clock(), clock() + LEAST_SECONDS
+                raise self._error from None
             server = PermitServerAddress(place.url, token, context)
             self._cached, self._error = (place, server), None
             self._since, self._until = clock(), clock() + KEPT_SECONDS
@@ -103,13 +104,6 @@ class ClusterEndpoint:
     def doubt(self) -> None:
         """Read it again for the next request, if that was not just now."""
         self._until = min(self._until, self._since + LEAST_SECONDS)
-
-
-def _trusting(place: PublishedEndpoint) -> ssl.SSLContext:
-    try:
-        return place.tls_context()
-    except ValueError as error:
-        raise Failed("Unreachable", str(error)) from None
 
 
 VERSION = PluginVersion(7)

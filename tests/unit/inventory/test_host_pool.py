@@ -85,7 +85,7 @@ def permit_host(pool: Any) -> Host:
     """What the permit server may give on a node with this pool."""
     with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
         store.create(pool.to_manifest())
-        return published(store).read()["n"]
+        return published(store)()["n"]
 
 
 def test_huge_pages_are_what_each_node_set_aside_and_no_ordinary_memory() -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from devalloc.api.problems import Read
 from devalloc.scaling.config import ScalingOverrides
-from devalloc.scaling.peer_json import Unreadable
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, VmInfo, from_pod, from_vm
-from tests.support.vm_info import from_json, to_json
+from tests.support.vm_info import to_json
 
 GIB = 2**30
 BOUNDS = "autoscaling.neon.tech/bounds"
@@ -156,24 +155,3 @@ def test_as_json_of_each_era() -> None:
         },
     }
     assert to_json(FULL, ProtocolEra.V0_31) == to_json(FULL) == new
-
-
-@pytest.mark.parametrize("era", list(ProtocolEra))
-@pytest.mark.parametrize("info", [PLAIN, FULL, replace(FULL, memory=MemoryInfo(1, 2, 3, 100))])
-def test_what_is_written_is_read_as_the_same(info: VmInfo, era: ProtocolEra) -> None:
-    assert from_json(json.loads(json.dumps(to_json(info, era))), era) == info
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        [],
-        {"mem": {"slotSize": "x"}},
-        {**to_json(PLAIN), "cpu": 1},
-        {**to_json(PLAIN), "config": {"scalingConfig": 1}},
-    ],
-)
-def test_json_that_is_no_machine(content: Any) -> None:
-    with pytest.raises(Unreadable):
-        from_json(content)

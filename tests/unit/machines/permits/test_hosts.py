@@ -13,7 +13,7 @@ from devalloc.store.sqlite import SQLiteStore
 def test_the_limit_of_a_node_is_that_of_its_pool(store: SQLiteStore) -> None:
     capacity = discover_capacity()
     limit = Resources(capacity.cpu.effective_limit, capacity.memory.effective_limit)
-    hosts = published(store).read
+    hosts = published(store)
     assert hosts() == {}
     pool = store.create(host_pool(capacity, "node-a").to_manifest())
     assert hosts()["node-a"].limit == limit
@@ -36,6 +36,6 @@ def test_a_pool_that_is_damaged_has_nothing_and_harms_no_other(store: SQLiteStor
         pool = host_pool(capacity, f"bad-{number}").to_manifest()
         pool["spec"]["devices"] = devices
         store.create(pool)
-    hosts = published(store).read()
+    hosts = published(store)()
     assert hosts["good"].limit != Resources(0, 0)
     assert {hosts[f"bad-{number}"].limit for number in range(5)} == {Resources(0, 0)}

@@ -126,7 +126,7 @@ def server_of(kube: FakeKube, token: str) -> ClusterEndpoint:
         try:
             return parse_endpoint(kube.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}")), token
         except ApiError as error:
-            raise Failed("Unreachable", str(error)) from None
+            raise ValueError(str(error)) from None
 
     return ClusterEndpoint(read)
 
