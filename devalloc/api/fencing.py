@@ -7,7 +7,7 @@ non-graceful node shutdown (https://kubernetes.io/docs/concepts/cluster-administ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from devalloc.api import meta
@@ -58,7 +58,7 @@ def fenced_nodes(documents: Iterable[Object]) -> dict[str, str]:
     return {node: why for node, why in fence_statements(documents).items() if node not in ready}
 
 
-def fenced_from(obj: Mapping[str, Any]) -> frozenset[str]:
+def fenced_from(obj: Object) -> frozenset[str]:
     """The fenced nodes from which a claim or machine was taken away, and that have not confirmed it yet."""
     return frozenset(filter(None, (ObjectView(obj).annotation(meta.FENCED_FROM) or "").split(",")))
 

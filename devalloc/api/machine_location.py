@@ -22,6 +22,8 @@ from devalloc.api.machine_reservation import STARTABLE
 from devalloc.api.moved_claims import claim_obstacle, local_claims
 from devalloc.api.views import ClaimKey, MachineKey, MachineView, as_mapping, as_mappings
 
+Object = dict[str, Any]
+
 LIVE_MIGRATABLE = "LiveMigratable"
 """Condition of a machine that runs: whether QEMU could move it now, with the devices that it has, as its node says. If
 it is False, with the reason."""
@@ -46,7 +48,7 @@ def storage_folders(attribute: str) -> frozenset[str]:
     return frozenset(folder.rstrip("/") for folder in attribute.split(SHARED_STORAGE_SEPARATOR) if folder)
 
 
-def writable_disks(machine: Mapping[str, Any]) -> list[str]:
+def writable_disks(machine: Object) -> list[str]:
     """The paths of the disks that its guest can change. Kernels and read-only disks are not among them: they are the
     same wherever a machine is placed first, too."""
     start = as_mapping(MachineView(machine).spec.get("start"))
@@ -56,7 +58,7 @@ def writable_disks(machine: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def local_parts(machine: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
+def local_parts(machine: Object, folders: Iterable[str]) -> list[str]:
     """What of a machine no other node has, in words. ``folders``: the shared storage of the node that last had it."""
     start = as_mapping(MachineView(machine).spec.get("start"))
     parts = local_disks(machine, folders)
@@ -64,7 +66,7 @@ def local_parts(machine: Mapping[str, Any], folders: Iterable[str]) -> list[str]
     return parts + (["its TPM"] if start.get("tpm") is True else [])
 
 
-def local_disks(machine: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
+def local_disks(machine: Object, folders: Iterable[str]) -> list[str]:
     """Those of them that are disks: while it runs, it takes the others along."""
     start = as_mapping(MachineView(machine).spec.get("start"))
     shared = frozenset(folders)
@@ -83,9 +85,9 @@ def network_pool_names(documents: Iterable[Mapping[str, Any]]) -> frozenset[str]
 
 
 def migration_obstacle(
-    machine: Mapping[str, Any],
+    machine: Object,
     folders: Iterable[str],
-    claims: Mapping[ClaimKey, Mapping[str, Any]],
+    claims: Mapping[ClaimKey, Object],
     users: Mapping[ClaimKey, Sequence[MachineKey]],
     network_pools: Container[str],
 ) -> str:
@@ -114,9 +116,7 @@ def migration_obstacle(
     return ""
 
 
-def is_migratability_unknown(
-    machine: Mapping[str, Any], claims: Mapping[ClaimKey, Mapping[str, Any]], network_pools: Container[str]
-) -> bool:
+def is_migratability_unknown(machine: Object, claims: Mapping[ClaimKey, Object], network_pools: Container[str]) -> bool:
     """Whether a machine has devices of its node, and the node has not said yet whether QEMU can move it with them."""
     has_devices = bool(local_claims(machine, claims, network_pools))
     return has_devices and MachineView(machine).condition(LIVE_MIGRATABLE).get("status") not in ("True", "False")
@@ -155,7 +155,7 @@ class MigrationTargets:
             return _NONE_RECEIVES
         return ""
 
-    def why_none(self, machine: Mapping[str, Any], source: str) -> str:
+    def why_none(self, machine: Object, source: str) -> str:
         """Why no other node can have a machine that runs, whatever there is room for; empty if one can."""
         if why := self.why_none_receives(source):
             return why
@@ -166,7 +166,7 @@ class MigrationTargets:
         return f"no other node that receives machines has the shared storage of node {source}, where its disks are"
 
 
-def reaches_disks(machine: Mapping[str, Any], here: Iterable[str], there: Iterable[str]) -> bool:
+def reaches_disks(machine: Object, here: Iterable[str], there: Iterable[str]) -> bool:
     """Whether the disks that a machine writes are in shared storage of both nodes."""
     both = frozenset(here) & frozenset(there)
     return all(_is_below(path, both) for path in writable_disks(machine))

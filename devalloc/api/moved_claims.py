@@ -31,22 +31,22 @@ class MovedDevices:
     allocations: list[Any]
     """The entries that the claim's status.allocations become."""
 
-    def is_of(self, claim: Mapping[str, Any] | None) -> bool:
+    def is_of(self, claim: Object | None) -> bool:
         """Whether it is this claim that gets them, and no other one of its name."""
         return claim is not None and str(ClaimView(claim).metadata.get("uid") or "") == self.uid
 
-    def is_given(self, claim: Mapping[str, Any] | None) -> bool:
+    def is_given(self, claim: Object | None) -> bool:
         """Whether the claim has them by now."""
         return claim is not None and self.is_of(claim) and ClaimView(claim).entries == self.allocations
 
 
-def booked_devices(machine: Mapping[str, Any]) -> list[MovedDevices]:
+def booked_devices(machine: Object) -> list[MovedDevices]:
     """What a migration has reserved for the claims of a machine on its target; empty without one."""
     view = MachineView(machine)
     return _read(view, view.booked_claims, view.migration_target)
 
 
-def moved_devices(machine: Mapping[str, Any]) -> list[MovedDevices]:
+def moved_devices(machine: Object) -> list[MovedDevices]:
     """What waits for the claims of a machine on the node to which it has moved."""
     view = MachineView(machine)
     return _read(view, view.moved_claims, view.status.get("nodeName"))
@@ -61,12 +61,12 @@ def _read(view: MachineView, entries: Iterable[Mapping[str, Any]], node: object)
     ]
 
 
-def moved_entries(machine: Mapping[str, Any]) -> list[Any]:
+def moved_entries(machine: Object) -> list[Any]:
     """All entries that claims get by a machine's moves, as they are in its status."""
     return [entry for one in (*booked_devices(machine), *moved_devices(machine)) for entry in one.allocations]
 
 
-def moved_claim(devices: MovedDevices, claim: Mapping[str, Any] | None) -> Object | None:
+def moved_claim(devices: MovedDevices, claim: Object | None) -> Object | None:
     """A claim like this one that has the devices: who counts devices counts it, too. None if the claim has them by now,
     so that they count already. ``claim``: the one of that name, if there is one."""
     if devices.is_given(claim):
@@ -88,7 +88,7 @@ def moved_claim(devices: MovedDevices, claim: Mapping[str, Any] | None) -> Objec
 _COUNTED = (meta.ALLOCATION_DETAILS, meta.DEVICE_RECORDS, meta.ALLOCATED_SPEC, meta.ADMIN_CLASSES)
 
 
-def moved_claims_among(objects: Sequence[Mapping[str, Any]]) -> list[Object]:
+def moved_claims_among(objects: Sequence[Object]) -> list[Object]:
     """Such claims of all machines among objects, beside the claims that are among them."""
     claims = {ClaimView(one).key: one for one in objects if one.get("kind") == "DeviceClaim"}
     machines = (one for one in objects if one.get("kind") == "VirtualMachine")
@@ -96,7 +96,7 @@ def moved_claims_among(objects: Sequence[Mapping[str, Any]]) -> list[Object]:
     return [doc for each in moved if (doc := moved_claim(each, claims.get(each.claim))) is not None]
 
 
-def claim_users(machines: Iterable[Mapping[str, Any]]) -> dict[ClaimKey, list[MachineKey]]:
+def claim_users(machines: Iterable[Object]) -> dict[ClaimKey, list[MachineKey]]:
     """The machines that name each claim."""
     users: dict[ClaimKey, list[MachineKey]] = defaultdict(list)
     for machine in machines:
@@ -106,9 +106,7 @@ def claim_users(machines: Iterable[Mapping[str, Any]]) -> dict[ClaimKey, list[Ma
     return dict(users)
 
 
-def local_claims(
-    machine: Mapping[str, Any], claims: Mapping[ClaimKey, Mapping[str, Any]], network_pools: Container[str]
-) -> list[Mapping[str, Any]]:
+def local_claims(machine: Object, claims: Mapping[ClaimKey, Object], network_pools: Container[str]) -> list[Object]:
     """The claims of a machine that have devices of a node. ``claims``: all DeviceClaims. ``network_pools``: names of
     the pools that every node reaches."""
     view = MachineView(machine)
@@ -116,14 +114,14 @@ def local_claims(
     return [claim for claim in own if claim is not None and has_local_devices(claim, network_pools)]
 
 
-def has_local_devices(claim: Mapping[str, Any], network_pools: Container[str]) -> bool:
+def has_local_devices(claim: Object, network_pools: Container[str]) -> bool:
     """Whether a claim has devices that are on a node."""
     return any(entry.get("devicePoolName") not in network_pools for entry in as_mappings(ClaimView(claim).entries))
 
 
 def claim_obstacle(
-    machine: Mapping[str, Any],
-    claims: Mapping[ClaimKey, Mapping[str, Any]],
+    machine: Object,
+    claims: Mapping[ClaimKey, Object],
     users: Mapping[ClaimKey, Sequence[MachineKey]],
     network_pools: Container[str],
 ) -> str:
@@ -140,16 +138,14 @@ def claim_obstacle(
     return ""
 
 
-def _partner(machine: MachineView, group: str, claims: Mapping[ClaimKey, Mapping[str, Any]]) -> ClaimKey | None:
+def _partner(machine: MachineView, group: str, claims: Mapping[ClaimKey, Object]) -> ClaimKey | None:
     """A claim of a group that is not one of the machine."""
     namespace, names = machine.key[0], machine.claim_names
     others = (key for key in claims if key[0] == namespace and key[1] not in names)
     return next((key for key in others if ClaimView(claims[key]).group == group), None)
 
 
-def _why_bound(
-    machine: MachineView, claim: Mapping[str, Any], users: Sequence[MachineKey], network_pools: Container[str]
-) -> str:
+def _why_bound(machine: MachineView, claim: Object, users: Sequence[MachineKey], network_pools: Container[str]) -> str:
     view = ClaimView(claim)
     names = view.status.get("podNames")
     others = ["machine " + "/".join(key) for key in users if key != machine.key]
@@ -169,7 +165,7 @@ def _why_bound(
     return ""
 
 
-def labels_of(claim: Mapping[str, Any]) -> list[tuple[int, int | None]] | None:
+def labels_of(claim: Object) -> list[tuple[int, int | None]] | None:
     """For each device of an allocated claim the request that it is for: its index, and that of the alternative. None
     unless the devices answer all requests of the spec at the allocation, and one alternative of each."""
     spec = _allocated_spec(claim)
@@ -190,7 +186,7 @@ def labels_of(claim: Mapping[str, Any]) -> list[tuple[int, int | None]] | None:
     return labels if fits else None
 
 
-def _allocated_spec(claim: Mapping[str, Any]) -> Any:
+def _allocated_spec(claim: Object) -> Any:
     try:
         return json.loads(ClaimView(claim).annotation(meta.ALLOCATED_SPEC) or "")
     except (ValueError, RecursionError):

@@ -45,7 +45,7 @@ def effective_attributes(pool: Mapping[str, Any], device: Mapping[str, Any]) -> 
 class ObjectView:
     """What every object has."""
 
-    content: Mapping[str, Any]
+    content: Object
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -250,6 +250,16 @@ class MachineView(ObjectView):
     def condition(self, name: str) -> Mapping[str, Any]:
         """The condition of this type; empty without it."""
         return find_condition(self.status.get("conditions"), name)
+
+
+def claim_views(objects: Iterable[Object]) -> list[ClaimView]:
+    """Return the DeviceClaims among objects."""
+    return [ClaimView(obj) for obj in objects if obj["kind"] == "DeviceClaim"]
+
+
+def machine_views(objects: Iterable[Object]) -> list[MachineView]:
+    """Return the VirtualMachines among objects."""
+    return [MachineView(obj) for obj in objects if obj["kind"] == "VirtualMachine"]
 
 
 MIGRATION_ENDS = ("Succeeded", "Failed")

@@ -64,15 +64,15 @@ def plan_text(
     claims = other_claims(objects, node, machines)
     has_pools = node_has_pools(objects, node)
     steps = [] if cordoned or not has_pools else [f"cordon node {node}"]
-    used = [claim for claim in claims if ClaimView(claim).is_held]
-    for word, some in (("release", [one for one in claims if not ClaimView(one).is_held]), ("take away from", used)):
-        names = ", ".join("/".join(ClaimView(claim).key) for claim in some)
+    used = [claim for claim in claims if claim.is_held]
+    for word, some in (("release", [claim for claim in claims if not claim.is_held]), ("take away from", used)):
+        names = ", ".join("/".join(claim.key) for claim in some)
         if some and (some is not used or force):
             steps.append(f"{word} {len(some)} {'claim' if len(some) == 1 else 'claims'}: {names}")
         elif some:
             steps.append(f"leave {len(some)} in use (--force takes them away): {names}")
     if moved := moved_claims(objects, node):
-        names = ", ".join("/".join(ClaimView(claim).key) for claim in moved)
+        names = ", ".join("/".join(claim.key) for claim in moved)
         steps.append(f"wait until the node gives up what it has of claims that moved with their machines: {names}")
     if not steps and not machines and not arrivals(objects, node):
         return f"node {node} is already cordoned, and nothing is left on it to drain"

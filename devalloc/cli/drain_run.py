@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from devalloc.api import meta
-from devalloc.api.views import ClaimView, MachineView, MigrationView
+from devalloc.api.views import MigrationView
 from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm
 from devalloc.cli.drain_plan import claim_text, fate_text, plan_text, predict
 from devalloc.cli.follow import LOOK_SECONDS, follow
@@ -68,7 +68,7 @@ def drain_node(name: str, reason: str, place: StoreTarget, *, dry_run: bool, for
         machines = plan_drain(objects, node, force=force, live=not silence)
         print_line(plan_text(node, objects, machines, force=force, cordoned=cordoned))
         forcible = {one.key for one in plan_drain(objects, node, force=True) if one.leaves}
-        others = [ClaimView(claim) for claim in other_claims(objects, node, machines)]
+        others = other_claims(objects, node, machines)
         released = [claim.key for claim in others if force or not claim.is_held]
         outlook = predict(store, place, node, machines, released, meta.CORDONED_NODE) if dry_run else {}
         for one in machines:
@@ -77,7 +77,7 @@ def drain_node(name: str, reason: str, place: StoreTarget, *, dry_run: bool, for
         for claim in others if dry_run else ():
             print_line(claim_text(claim, force=force, outlook=outlook.get(Key("DeviceClaim", *claim.key))))
         for machine in arrivals(objects, node):
-            print_line(f"{name_of(Key.of(machine))}: its migration to the node will be withdrawn")
+            print_line(f"{name_of(Key.of(machine.content))}: its migration to the node will be withdrawn")
         off = f"if its host is off: devalloc fence node/{node}"
         if silence and (dry_run or not force):
             raise CommandFailed(f"nothing can leave node {node}, which must release it: {silence}; {off}")
@@ -272,7 +272,7 @@ class DrainRun:
         withdrawn = set()
         for one in self._seen.machines:
             key = self._entries.get(one.key, Entry()).drains_migration
-            if key is None or MachineView(one.machine).node != self._node:
+            if key is None or one.machine.node != self._node:
                 continue
             try:
                 if not MigrationView(self._store.get(*key)).is_over:
@@ -288,14 +288,14 @@ class DrainRun:
     def _report(self, withdrawn: Collection[Key]) -> int:
         """Print what is left on the node, and why. The exit code."""
         seen, within = self._seen, f"within {self._timeout:g} s"
-        for obj in seen.arriving:
-            name = name_of(Key.of(obj))
-            if (problem := self._problems.get(migration_to_node(obj))) is not None:
+        for machine in seen.arriving:
+            name = name_of(Key.of(machine.content))
+            if (problem := self._problems.get(migration_to_node(machine))) is not None:
                 print_note(f"error: {name} still moves to the node: its migration {problem}")
                 continue
             print_note(
                 f"error: {name} still moves to the node after {self._timeout:g} s; do the controller and the plugin of "
-                f"node {MachineView(obj).holder} run?"
+                f"node {machine.holder} run?"
             )
         for one in seen.machines:
             if one.leaves:
@@ -323,13 +323,13 @@ class DrainRun:
         for key in (key for key, one in claims.items() if one.state is not State.REQUESTED and not one.why):
             problem = self._problems.get(key, "was not released in time; repeat the command")
             print_note(f"error: {key} still has devices of node {self._node}: it {problem}")
-        moved = sorted(map(Key.of, moved_claims(seen.objects, self._node)))
+        moved = sorted(Key.of(claim.content) for claim in moved_claims(seen.objects, self._node))
         for key in moved:
             print_note(
                 f"error: {key}: its machine has moved, but the claim still has devices of node {self._node} after "
                 f"{self._timeout:g} s; do the controller and the plugins of both nodes run?"
             )
-        is_held = any(ClaimView(claim).is_held for claim in claims_on(seen.objects, self._node))
+        is_held = any(claim.is_held for claim in claims_on(seen.objects, self._node))
         return int(bool(has_failed or claims or moved or is_held))
 
     def _why_not_left(self, one: DrainedMachine, withdrawn: Collection[Key]) -> str:
@@ -352,6 +352,6 @@ class DrainRun:
             return f"has not stopped {within}; repeat the command when it has, or with --force"
         if one.fate in (Fate.MOVE, Fate.STOP) and not entry.was_evicted:
             return "changed while the drain asked it to leave; repeat the command"
-        if one.fate is Fate.LEAVING and not MachineView(one.machine).must_leave(self._node):
+        if one.fate is Fate.LEAVING and not one.machine.must_leave(self._node):
             return f"has not left {within}: {one.why}"
         return f"has not left {within}; {_LATER}"

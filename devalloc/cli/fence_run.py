@@ -36,7 +36,7 @@ def fence_node(name: str, reason: str, place: StoreTarget, *, dry_run: bool, yes
         outlook = predict(store, place, node, machines, held_claims, meta.FENCED_NODE) if looks else {}
         for machine in machines:
             print_line(_machine_text(machine, node, outlook.get(machine.key)))
-        of_machines = {(one.key.namespace, claim) for one in machines for claim in MachineView(one.machine).claim_names}
+        of_machines = {(one.key.namespace, claim) for one in machines for claim in one.machine.claim_names}
         for held in held_by_node:
             if held["kind"] == "DeviceClaim" and ClaimView(held).key not in of_machines:
                 print_line(claim_text(ClaimView(held), force=True, outlook=outlook.get(Key.of(held))))

@@ -29,7 +29,7 @@ from devalloc.api.machine_location import (
 from devalloc.api.moved_claims import claim_users, moved_devices
 from devalloc.api.reasons import Reason
 from devalloc.api.serving import is_of_unserved
-from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
+from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView, claim_views, machine_views
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS, solver_documents
 from devalloc.machines.migrations import has_purpose, new_migration, pending_migrations, withdraw_migration
@@ -67,7 +67,7 @@ class Fate(Enum):
 class DrainedMachine:
     """A machine of the node."""
 
-    machine: Object
+    machine: MachineView
     fate: Fate
     why: str
     """Why it stays, stops or leaves without the drain; empty if the drain moves it."""
@@ -76,7 +76,7 @@ class DrainedMachine:
 
     @property
     def key(self) -> Key:
-        return Key.of(self.machine)
+        return Key.of(self.machine.content)
 
     @property
     def leaves(self) -> bool:
@@ -100,48 +100,43 @@ def plan_drain(
 ) -> list[DrainedMachine]:
     """The same, from all machines, pools and claims. ``failed``: machines that did not move while they ran, and why."""
     pools = {name: pool for pool in listed if (name := node_of_host_pool(pool)) is not None}
-    machines = [one for one in listed if one["kind"] == KIND and MachineView(one).is_on(node)]
-    claims = {ClaimView(one).key: one for one in listed if one["kind"] == "DeviceClaim"}
-    users = claim_users(one for one in listed if one["kind"] == KIND)
+    machines = machine_views(listed)
+    claims = {claim.key: claim for claim in claim_views(listed)}
+    users = claim_users(one.content for one in machines)
     fleet = _Fleet(MigrationTargets.of(pools), claims, users, network_pool_names(listed), live, failed or {})
-    planned = [_fate(one, node, fleet, force) for one in sorted(machines, key=lambda one: MachineView(one).key)]
+    here = sorted((one for one in machines if one.is_on(node)), key=lambda one: one.key)
+    planned = [_fate(one, node, fleet, force) for one in here]
     return _with_shared_claims(planned, claims, node)
 
 
-def claims_on(objects: Sequence[Object], node: str) -> list[Object]:
+def claims_on(objects: Sequence[Object], node: str) -> list[ClaimView]:
     """List the claims that have devices of the node, or that the node has prepared, and that take something of it: one
     that has admin access and is not prepared does not, and would get the same devices again."""
     return [
-        claim
-        for claim in objects
-        if claim["kind"] == "DeviceClaim"
-        and (view := ClaimView(claim)).is_on(node)
-        and (view.is_held or not view.has_admin_access)
+        claim for claim in claim_views(objects) if claim.is_on(node) and (claim.is_held or not claim.has_admin_access)
     ]
 
 
-def moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
+def moved_claims(objects: Sequence[Object], node: str) -> list[ClaimView]:
     """List the claims on the node whose machine has moved: they get other devices when the node has given up theirs."""
-    machines = (one for one in objects if one["kind"] == KIND)
-    moved = [devices for one in machines for devices in moved_devices(one) if devices.node != node]
+    machines = machine_views(objects)
+    moved = [devices for one in machines for devices in moved_devices(one.content) if devices.node != node]
     return [
         claim
         for claim in claims_on(objects, node)
-        if any(one.claim == ClaimView(claim).key and one.is_of(claim) for one in moved)
+        if any(one.claim == claim.key and one.is_of(claim.content) for one in moved)
     ]
 
 
-def other_claims(objects: Sequence[Object], node: str, machines: Collection[DrainedMachine]) -> list[Object]:
+def other_claims(objects: Sequence[Object], node: str, machines: Collection[DrainedMachine]) -> list[ClaimView]:
     """List the claims on the node that neither move with a machine nor stay for one that does not run."""
-    moving = {claim for one in machines if one.leaves for claim in MachineView(one.machine).claims}
-    moving |= {ClaimView(claim).key for claim in moved_claims(objects, node)}
-    resting = {
-        claim for one in machines if not one.leaves and not one.runs for claim in MachineView(one.machine).claims
-    }
+    moving = {claim for one in machines if one.leaves for claim in one.machine.claims}
+    moving |= {claim.key for claim in moved_claims(objects, node)}
+    resting = {claim for one in machines if not one.leaves and not one.runs for claim in one.machine.claims}
     return [
         claim
         for claim in claims_on(objects, node)
-        if ClaimView(claim).key not in moving and (ClaimView(claim).is_held or ClaimView(claim).key not in resting)
+        if claim.key not in moving and (claim.is_held or claim.key not in resting)
     ]
 
 
@@ -149,9 +144,9 @@ def node_has_pools(objects: Iterable[Object], node: str) -> bool:
     return any(one["kind"] == "DevicePool" and pool_node(one) == node for one in objects)
 
 
-def arrivals(objects: Sequence[Object], node: str) -> list[Object]:
+def arrivals(objects: Sequence[Object], node: str) -> list[MachineView]:
     """List the machines that move to a node and are not its own yet."""
-    return [obj for obj in objects if obj["kind"] == KIND and MachineView(obj).arrives_on(node)]
+    return [machine for machine in machine_views(objects) if machine.arrives_on(node)]
 
 
 def name_of(key: Key) -> str:
@@ -200,12 +195,10 @@ def predict(
     ``note``: the annotation with which the node gets nothing new. ``deadline``: seconds. ``with_nodes``: Nodes count.
     """
     objects, planned = list(objects), list(planned)
-    leaving = {one.key: one.machine for one in planned if one.fate is Fate.MOVE}
-    released = {claim for one in planned if one.fate is Fate.MOVE for claim in MachineView(one.machine).claims} | {
-        *claims
-    }
+    leaving = {one.key for one in planned if one.fate is Fate.MOVE}
+    released = {*claims} | {claim for one in planned if one.fate is Fate.MOVE for claim in one.machine.claims}
     pending = pending_migrations(objects)
-    moving = [one.key for one in planned if one.fate is Fate.MIGRATE and not pending[MachineView(one.machine).key]]
+    moving = [one.key for one in planned if one.fate is Fate.MIGRATE and not pending[one.machine.key]]
     documents = [_as_left(obj, node, leaving, released, note) for obj in objects]
     created = [{**new_migration((key.namespace or "", key.name)), "status": _REFUSED} for key in moving]
     migrations = {MigrationView(one).key: one for one in created}
@@ -251,12 +244,12 @@ def _as_left(obj: Object, node: str, leaving: Collection[Key], released: Collect
     return {**without_holder(with_annotations(obj, notes)), "status": {"phase": "Pending"}}
 
 
-def evict(store: Store, machine: Object, node: str) -> None:
+def evict(store: Store, machine: MachineView, node: str) -> None:
     """Ask a machine to leave its node, as it was read. Raises Conflict if it changed meanwhile, and NotFound."""
     notes: dict[str, str | None] = {meta.EVICT: node}
-    if MachineView(machine).holder == node:  # it may have begun there: its disks are where they are
+    if machine.holder == node:  # it may have begun there: its disks are where they are
         notes[meta.LAST_NODE] = node
-    store.replace(with_annotations(machine, notes))
+    store.replace(with_annotations(machine.content, notes))
 
 
 def sort_migrations(
@@ -265,7 +258,7 @@ def sort_migrations(
     """Of the migrations of a machine that are not over, the one by which it leaves, and those to withdraw. The first
     moves it already, or can do so; None if a drain must create it. The others are those of drains, which would move the
     machine once more, and those that name a node that cannot take it, because other migrations wait for them."""
-    booked = [view for view in pending if view.is_booked_on(MachineView(one.machine))]
+    booked = [view for view in pending if view.is_booked_on(one.machine)]
     waiting = [view for view in pending if one.fate is Fate.MIGRATE and not booked]
     blocking = [view for view in waiting if is_refused_by_target(view)]
     usable = [view for view in waiting if view not in blocking and not waits_for_other_migration(view)]
@@ -288,17 +281,17 @@ def withdraw_requests(
     objects = store.list((KIND, MIGRATION_KIND)).objects
     pending = pending_migrations(objects)
     withdrawn, failures = [], dict[Key, StoreError]()
-    for machine in (one for one in objects if one["kind"] == KIND):
-        view = MachineView(machine)
-        is_there = view.is_on(node) and view.node == node  # and has not been handed over
-        migrations = [one for one in pending[view.key] if is_there and _is_of_drain(one)]
+    for machine in machine_views(objects):
+        key = Key.of(machine.content)
+        is_there = machine.is_on(node) and machine.node == node  # and has not been handed over
+        migrations = [one for one in pending[machine.key] if is_there and _is_of_drain(one)]
         try:
             for one in migrations:
                 withdraw_migration(store, Key(MIGRATION_KIND, *one.key))
-            if _withdraw_eviction(store, machine, node) or migrations:
-                withdrawn.append(Key.of(machine))
+            if _withdraw_eviction(store, machine.content, node) or migrations:
+                withdrawn.append(key)
         except OBJECT_FAILURES as error:
-            failures[Key.of(machine)] = error
+            failures[key] = error
     for key, failure in failures.items():
         if note_failure is None:
             raise failure
@@ -326,57 +319,56 @@ class _Fleet:
     """What else counts for the fate of a machine."""
 
     targets: MigrationTargets
-    claims: Mapping[ClaimKey, Object]
+    claims: Mapping[ClaimKey, ClaimView]
     users: Mapping[ClaimKey, Sequence[MachineKey]]
     """The machines that name each claim."""
     network_pools: frozenset[str]
     live: bool
     failed: Mapping[Key, str]
 
-    def migration_obstacle(self, machine: Object, node: str) -> str:
+    def migration_obstacle(self, machine: MachineView, node: str) -> str:
         """Why a machine that runs cannot move while it does; empty if it may."""
         if not self.live:
             return f"node {node} is lost"
-        if why := self.failed.get(Key.of(machine)):
+        if why := self.failed.get(Key.of(machine.content)):
             return why
-        if MachineView(machine).spec.get("running") is False:
+        if machine.spec.get("running") is False:
             return _TO_BE_STOPPED
-        phase = MachineView(machine).status.get("phase")
-        if phase != "Running" and not is_of_unserved(MachineView(machine).condition(READY)):  # its plugin is back
+        phase = machine.status.get("phase")
+        if phase != "Running" and not is_of_unserved(machine.condition(READY)):  # its plugin is back
             return f"it is {phase}"
-        if MachineView(machine).holder != node:
+        if machine.holder != node:
             return "its node does not have it yet"
-        for claim in MachineView(machine).claims:
-            if claim not in self.claims or not ClaimView(self.claims[claim]).entries:
+        for claim in machine.claims:
+            if claim not in self.claims or not self.claims[claim].entries:
                 return f"its claim {'/'.join(claim)} is not allocated"
         folders = self.targets.folders.get(node, frozenset())
-        obstacle = migration_obstacle(machine, folders, self.claims, self.users, self.network_pools)
-        if not obstacle and is_migratability_unknown(machine, self.claims, self.network_pools):
+        claims = {key: claim.content for key, claim in self.claims.items() if key in machine.claims}
+        obstacle = migration_obstacle(machine.content, folders, claims, self.users, self.network_pools)
+        if not obstacle and is_migratability_unknown(machine.content, claims, self.network_pools):
             obstacle = f"node {node} has not said yet whether QEMU can move it with its devices"
-        return obstacle or self.targets.why_none(machine, node)
+        return obstacle or self.targets.why_none(machine.content, node)
 
 
 _TO_BE_STOPPED = "it is to be stopped"
 
 
-def _why_leaving(machine: Object, node: str) -> str:
+def _why_leaving(machine: MachineView, node: str) -> str:
     """Why a machine leaves a node that has it, without a drain; empty if it does not."""
-    view = MachineView(machine)
-    if view.is_deleting:
+    if machine.is_deleting:
         return "it is being deleted"
-    if view.must_leave(node):
+    if machine.must_leave(node):
         return "it was asked to leave before"
-    if view.migration_target is not None:
-        return f"it is moving to node {view.migration_target}"
-    if view.node != node:
-        return f"it moves to {view.node or 'another node'}"
+    if machine.migration_target is not None:
+        return f"it is moving to node {machine.migration_target}"
+    if machine.node != node:
+        return f"it moves to {machine.node or 'another node'}"
     return ""
 
 
-def _fate(machine: Object, node: str, fleet: _Fleet, force: bool) -> DrainedMachine:
+def _fate(machine: MachineView, node: str, fleet: _Fleet, force: bool) -> DrainedMachine:
     shared_folders = fleet.targets.folders
-    view, vm = MachineView(machine), decode(machine).object
-    runs = is_running(machine)
+    vm, runs = decode(machine.content).object, is_running(machine.content)
     if not isinstance(vm, VirtualMachine):
         return DrainedMachine(machine, Fate.STAY, "its manifest is invalid: `devalloc validate` shows why", runs)
     wanted = runs or (vm.spec.running and not has_ended(vm))
@@ -390,14 +382,14 @@ def _fate(machine: Object, node: str, fleet: _Fleet, force: bool) -> DrainedMach
     pinned = ["spec.nodeName names the node"] if vm.spec.node_name == node else []
     if pinned and node not in shared_folders:
         return DrainedMachine(machine, Fate.STAY, f"{pinned[0]}; name another one, or set spec.running: false", wanted)
-    if pinned and view.holder is None and view.status.get("nodeName") != node:
+    if pinned and machine.holder is None and machine.status.get("nodeName") != node:
         why = f"{pinned[0]}, so it waits until that is uncordoned; nothing of it is there"
         return DrainedMachine(machine, Fate.STAY, why, False)
-    last = node if view.holder == node else view.annotation(meta.LAST_NODE)
+    last = node if machine.holder == node else machine.annotation(meta.LAST_NODE)
     folders = shared_folders.get(last or "", frozenset())
-    local = [f"only node {last} has {part}" for part in local_parts(machine, folders)] if last else []
+    local = [f"only node {last} has {part}" for part in local_parts(machine.content, folders)] if last else []
     ties = [*pinned, *local]
-    if runs and not pinned and not local_disks(machine, folders):  # else the ties say all
+    if runs and not pinned and not local_disks(machine.content, folders):  # else the ties say all
         if not (obstacle := fleet.migration_obstacle(machine, node)):
             return DrainedMachine(machine, Fate.MIGRATE, "", wanted)
         if not force:
@@ -409,14 +401,14 @@ def _fate(machine: Object, node: str, fleet: _Fleet, force: bool) -> DrainedMach
 
 
 def _with_shared_claims(
-    planned: Iterable[DrainedMachine], claims: Mapping[ClaimKey, Object], node: str
+    planned: Iterable[DrainedMachine], claims: Mapping[ClaimKey, ClaimView], node: str
 ) -> list[DrainedMachine]:
     """A machine stays if a claim of it has devices of the node and is also that of one that stays."""
     planned = list(planned)
     while True:
         staying = [one for one in planned if not one.leaves or one.fate is Fate.STOPPING]
-        users = {claim: one for one in staying for claim in MachineView(one.machine).claims}
-        here = {claim: one for claim, one in users.items() if claim in claims and ClaimView(claims[claim]).node == node}
+        users = {claim: one for one in staying for claim in one.machine.claims}
+        here = {claim: one for claim, one in users.items() if claim in claims and claims[claim].node == node}
         after = [_unless_claim_stays(one, here) for one in planned]
         if after == planned:
             return planned
@@ -426,7 +418,7 @@ def _with_shared_claims(
 def _unless_claim_stays(one: DrainedMachine, staying: Mapping[ClaimKey, DrainedMachine]) -> DrainedMachine:
     if one.fate not in (Fate.MOVE, Fate.STOP):
         return one
-    for claim in MachineView(one.machine).claims:
+    for claim in one.machine.claims:
         if (other := staying.get(claim)) is not None:
             owner = f"{other.key.namespace}/{other.key.name}"
             why = f"its claim {'/'.join(claim)} is also that of machine {owner}, which stays"

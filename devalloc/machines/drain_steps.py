@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from devalloc.api.moved_claims import moved_devices
-from devalloc.api.views import MachineView, MigrationView
+from devalloc.api.views import MachineView, MigrationView, machine_views
 from devalloc.machines.drain import (
     PURPOSE,
     DrainedMachine,
@@ -133,14 +133,14 @@ class Look:
         return one.fate is Fate.LEAVING or (one.leaves and self.is_cordoned)
 
     @property
-    def arriving(self) -> list[Object]:
+    def arriving(self) -> list[MachineView]:
         """The machines that move to the node and may not."""
         return arrivals(self.objects, self.node) if self.is_cordoned else []
 
     @property
     def claims(self) -> list[Key]:
         """The claims that leave by themselves."""
-        return [Key.of(claim) for claim in other_claims(self.objects, self.node, self.machines)]
+        return [Key.of(claim.content) for claim in other_claims(self.objects, self.node, self.machines)]
 
 
 def take_look(
@@ -158,7 +158,7 @@ def next_actions(look: Look, entries: Mapping[Key, Entry], now: float) -> list[A
     actions = [_turn_back(machine) for machine in look.arriving if migration_to_node(machine) not in entries]
     for one in look.machines:
         if one.fate is Fate.LEAVING or look.is_cordoned:
-            of_machine = pending[MachineView(one.machine).key]
+            of_machine = pending[one.machine.key]
             actions += _leave(one, entries.get(one.key, Entry()), of_machine, stored, now)
     for key in look.claims:
         state = entries.get(key, Entry()).state
@@ -171,7 +171,7 @@ def became(look: Look, entries: Mapping[Key, Entry]) -> list[Action]:
     """Find what came of those that were asked; nothing is written."""
     actions: list[Action] = []
     machines = {one.key: one for one in look.machines}
-    stored = {Key.of(obj): obj for obj in look.objects if obj["kind"] == KIND}
+    stored = {Key.of(one.content): one for one in machine_views(look.objects)}
     there = {*look.claims, *map(migration_to_node, look.arriving)}
     for key, entry in entries.items():
         if key.kind == KIND and entry.machine is not None and entry.waits:
@@ -188,16 +188,16 @@ def too_late(look: Look, entries: Mapping[Key, Entry]) -> dict[Key, Entry]:
     for one in look.machines:
         entry = entries.get(one.key, Entry())
         moves = one.fate is Fate.MIGRATE and entry.state is not State.REFUSED
-        moves |= entry.drains_migration is not None and MachineView(one.machine).migration_target is not None
+        moves |= entry.drains_migration is not None and one.machine.migration_target is not None
         if moves and entry.state not in _UNMOVED:
             late[one.key] = replace(entry, state=State.FAILED, why=entry.why or "it took too long")
     return late
 
 
-def migration_to_node(machine: Object) -> Key:
+def migration_to_node(machine: MachineView) -> Key:
     """Return the migration that has a target for a machine; without a name if the machine does not say it."""
-    name = MachineView(machine).migration_state.get("migrationName")
-    return Key(MIGRATION, MachineView(machine).key[0], name if isinstance(name, str) else "")
+    name = machine.migration_state.get("migrationName")
+    return Key(MIGRATION, machine.key[0], name if isinstance(name, str) else "")
 
 
 def reason_of(view: MigrationView) -> str:
@@ -205,13 +205,13 @@ def reason_of(view: MigrationView) -> str:
     return ": ".join(str(view.status[part]) for part in ("reason", "message") if view.status.get(part))
 
 
-def _turn_back(machine: Object) -> Action:
+def _turn_back(machine: MachineView) -> Action:
     """Keep a machine that moves to the node where it is. One that arrives nevertheless leaves with the others."""
     key = migration_to_node(machine)
     if not key.name:
         return Action(key, Entry(State.REQUESTED))
-    what = f"of machine {'/'.join(MachineView(machine).key)} cannot be withdrawn"
-    line = f"{name_of(Key.of(machine))}: its migration to the node is withdrawn"
+    what = f"of machine {'/'.join(machine.key)} cannot be withdrawn"
+    line = f"{name_of(Key.of(machine.content))}: its migration to the node is withdrawn"
     return Action(key, Entry(State.REQUESTED), Write.WITHDRAW, key, what, (line,))
 
 
@@ -290,19 +290,18 @@ def _why_failed(migration: Object | None) -> str:
 
 
 def _machine_became(
-    look: Look, entry: Entry, requested: DrainedMachine, one: DrainedMachine | None, machine: Object | None
+    look: Look, entry: Entry, requested: DrainedMachine, one: DrainedMachine | None, machine: MachineView | None
 ) -> Iterator[Action]:
     """Whether a machine has left, and has a node or a reason why not if it is to run; or stays."""
     key, name, node = requested.key, name_of(requested.key), look.node
     if machine is None:
         yield Action(key, None, lines=(f"{name} is gone",))
         return
-    view = MachineView(machine)
-    if one is not None and (view.holder is not None or view.status.get("nodeName") == node):
+    if one is not None and (machine.holder is not None or machine.status.get("nodeName") == node):
         if not look.is_to_leave(one):
             yield Action(key, None)
         return
-    if any(devices.node != node for devices in moved_devices(machine)):
+    if any(devices.node != node for devices in moved_devices(machine.content)):
         return  # the devices that its claims had are not given up yet
     if entry.state is not State.LEFT:
         again = f"{name} starts again on node {node} after `devalloc uncordon node/{node}`"
@@ -310,8 +309,8 @@ def _machine_became(
         yield Action(key, replace(entry, state=State.LEFT), lines=lines)
     if requested.fate in (Fate.LEAVING, Fate.STOPPING, Fate.STOP) or not requested.runs:
         yield Action(key, None)
-    elif (chosen := view.node) is not None:
+    elif (chosen := machine.node) is not None:
         yield Action(key, None, lines=(f"{name} placed on node {chosen}",))
-    elif view.status.get("reason"):
-        why = view.status.get("message") or view.status["reason"]
+    elif machine.status.get("reason"):
+        why = machine.status.get("message") or machine.status["reason"]
         yield Action(key, None, notes=(f"{name} waits for a node: {why}",))

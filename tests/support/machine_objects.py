@@ -219,7 +219,7 @@ class MachineObject:
             now = self.get()
             assert now is not None
             if not MachineView(now).must_leave(self.node):
-                evict(self.store, now, self.node)
+                evict(self.store, MachineView(now), self.node)
             self.until(self.is_free, "it has left")
             self._place(None)
         self.stop_elsewhere()

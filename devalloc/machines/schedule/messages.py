@@ -21,6 +21,7 @@ from devalloc.machines.schedule import machines
 from devalloc.machines.schedule.machines import MachineRequest
 from devalloc.machines.schedule.resize import MachineGrowth
 from devalloc.machines.schedule.solver_input import SchedulingInput
+from devalloc.store import Object
 
 _CODES = {
     Reason.DEVICES_IN_USE: Reason.NO_ROOM,
@@ -277,7 +278,7 @@ _FIELDS = {
 """The field of a machine that asks for each resource."""
 
 
-def _is_on_one_numa_node(machine: Mapping[str, Any]) -> bool:
+def _is_on_one_numa_node(machine: Object) -> bool:
     return MachineView(machine).spec.get("numaPolicy") == machines.SINGLE_NUMA
 
 
@@ -328,7 +329,7 @@ def _numa_row(node: str, room: NodeRoom, target: MachineRequest, code: str) -> F
     return None
 
 
-def _numa_field(machine: Mapping[str, Any]) -> str:
+def _numa_field(machine: Object) -> str:
     """The field by which a machine must be on NUMA nodes of certain numbers."""
     view = MachineView(machine)
     if (view.spec.get("start") or {}).get("numaNode") is not None:

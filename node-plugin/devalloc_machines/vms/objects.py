@@ -124,7 +124,7 @@ def release_object(store: Store, obj: Object, node_name: str) -> None:
     update_with_retry(store, obj, free, store.replace)
 
 
-def was_taken_away(obj: Mapping[str, Any], node_name: str) -> bool:
+def was_taken_away(obj: Object, node_name: str) -> bool:
     """Whether the object was taken away from this node, which was fenced, and what is left of it here is not ended."""
     return node_name in fenced_from(obj)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.api.views import ClaimView
+from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli import drain_run
 from devalloc.cli.drain_run import DrainRun
 from devalloc.cli.follow import PAUSE_SECONDS
@@ -416,12 +416,12 @@ def test_the_time_limit_holds_if_each_look_finds_a_machine_that_has_changed(
 ) -> None:
     requests = 0
 
-    def others_are_faster(store: Store, listed: dict[str, Any], node: str) -> None:
+    def others_are_faster(store: Store, listed: MachineView, node: str) -> None:
         nonlocal requests
         requests += 1
         assert requests < 100, "each look waits a little"
-        store.replace(with_annotations(listed, {"others": str(requests)}))
-        raise Conflict({Key.of(listed): "it changed"})
+        store.replace(with_annotations(listed.content, {"others": str(requests)}))
+        raise Conflict({Key.of(listed.content): "it changed"})
 
     monkeypatch.setattr(drain_run, "evict", others_are_faster)
     began = time.monotonic()
@@ -680,7 +680,7 @@ def test_uncordon_takes_back_what_the_store_allows(two_machines: Shell, monkeypa
     take(two_machines, "web")
     with closing(SQLiteStore(two_machines.store)) as store:
         for name in ("app", "web"):
-            drain.evict(store, store.get("VirtualMachine", "default", name), "node-a")
+            drain.evict(store, MachineView(store.get("VirtualMachine", "default", name)), "node-a")
     refuse(monkeypatch, "replace", lambda obj: obj["metadata"]["name"] == "app", Forbidden("the policy says no"))
     result = two_machines("uncordon", "node/node-a")
     assert result.code == 1
@@ -724,7 +724,7 @@ def test_a_node_that_gets_pools_while_it_is_drained_is_not_cordoned(
 ) -> None:
     with closing(SQLiteStore(without_pools.store)) as store:
         for name in ("app", "web"):
-            drain.evict(store, store.get("VirtualMachine", "default", name), "node-a")
+            drain.evict(store, MachineView(store.get("VirtualMachine", "default", name)), "node-a")
     original = drain_run.became
 
     def publish(look: Look, entries: dict[Key, Entry]) -> list[Action]:

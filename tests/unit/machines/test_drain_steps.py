@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.views import MachineView
 from devalloc.machines.drain import DrainedMachine, Fate
 from devalloc.machines.drain_steps import (
     SETTLE_SECONDS,
@@ -41,11 +42,11 @@ def web(*, holder: str | None = "a", **status: Any) -> Object:
 
 
 def planned(fate: Fate, obj: Object | None = None) -> DrainedMachine:
-    return DrainedMachine(obj or web(), fate, "why", runs=True)
+    return DrainedMachine(MachineView(obj or web()), fate, "why", runs=True)
 
 
 def look(*machines: DrainedMachine, objects: tuple[Object, ...] = (), is_cordoned: bool = True) -> Look:
-    return Look("a", [*(one.machine for one in machines), *objects], is_cordoned, machines)
+    return Look("a", [*(one.machine.content for one in machines), *objects], is_cordoned, machines)
 
 
 def before(state: State | None, fate: Fate = Fate.MIGRATE, **fields: Any) -> dict[Key, Entry]:

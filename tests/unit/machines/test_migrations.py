@@ -10,6 +10,7 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON
+from devalloc.api.views import MachineView
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.fencing import state_fence
 from devalloc.controller.settings import MigrationLimits
@@ -408,7 +409,7 @@ class TestBooking:
     def test_it_is_removed_when_the_machine_is_asked_to_leave(self, two: SQLiteStore) -> None:
         running(two)
         migrate(two)
-        evict(two, two.get(VM, "default", "web"), "a")
+        evict(two, MachineView(two.get(VM, "default", "web")), "a")
         rounds(two)
         assert booking(two) == {}
         assert "leaves node a" in migration_status(two)["message"]
@@ -517,7 +518,7 @@ class TestRefusals:
 
     def test_a_request_to_leave_another_node_keeps_none_from_moving(self, two: SQLiteStore) -> None:
         running(two)
-        evict(two, two.get(VM, "default", "web"), "c")
+        evict(two, MachineView(two.get(VM, "default", "web")), "c")
         migrate(two)
         assert booking(two)["targetNode"] == "b"
 
@@ -687,7 +688,7 @@ class TestUntilTheTargetHasTakenIt:
             lambda store: change_spec(store, memory={"min": "512Mi", "max": "8Gi"}),
             lambda store: change_spec(store, running=False),
             lambda store: store.delete(VM, "default", "web"),
-            lambda store: evict(store, store.get(VM, "default", "web"), "a"),
+            lambda store: evict(store, MachineView(store.get(VM, "default", "web")), "a"),
             remove_target_pool,
             lambda store: (remove_target_pool(store), change_spec(store, nodeName="a")),
         ],
