@@ -43,8 +43,8 @@ from devalloc_node.settings import NodeSettings
 class MachineHomes(NodePart):
     """A part that has places where machines start at once. A node has one at most, before its machines."""
 
-    homes: SandboxProvider | None = None
-    """Who gives them; None: it has none to give."""
+    homes: SandboxProvider = SandboxProvider()
+    """Who gives them."""
     lent: Path | None = None
     """The folder of machines that wait there, which who takes such a place may adopt."""
 
@@ -112,8 +112,6 @@ class Machines(NodePart):
 
     def address_of(self, ref: ClaimRef, device: PreparedDevice) -> str | None:
         """Return that of a machine in a warm setup."""
-        if self.homes is None:
-            return None
         with suppress(NodeError):  # a machine whose record cannot be read
             for plug in self._node.held.plugs_of(ref):
                 record = self.machines.find(plug.machine) if plug.device == device.name else None
@@ -151,7 +149,8 @@ class Machines(NodePart):
         ]
 
     def metrics(self) -> Iterable[Metric]:
-        return chain(machine_metrics(self.machines.list()), guest_metrics(self.guest_reports))
+        guests = self.guest_reports
+        return chain(machine_metrics(self.machines.list()), guest_metrics(guests.metrics(), guests.dropped))
 
     def _changed(self, key: str) -> None:
         self._node.notifier.beat(machine_change(key))

@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc_machines.guest.system import GuestSystem
@@ -62,13 +61,6 @@ class MemorySamples:
 
 
 _SECONDS = 3.0  # the agent waits 5 s for a reply
-
-
-class Cache(Protocol):
-    """Anything that gives memory back on request."""
-
-    async def fit(self, memory: int) -> str:
-        """Fit into a machine with so many bytes. Returns a clause that says what was done; raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +222,7 @@ class MemoryPolicy:
         self,
         measure: MemoryMeasure | None,
         memory: int,
-        cache: Cache | None,
+        cache: ProgramCache | None,
         whole_guest: MemoryMeasure | None = None,
     ) -> None:
         """``memory``: what the guest has now, in bytes. Without ``measure`` nothing is wanted, and nothing denied.

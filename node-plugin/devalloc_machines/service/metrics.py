@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -29,15 +28,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from devalloc_machines.qemu.process import traffic, usage
 from devalloc_machines.qemu.records import MachineView
 from devalloc_node.metrics.registry import gauge, gauges
-
-
-class GuestMetrics(Protocol):
-    """What guests report."""
-
-    @property
-    def dropped(self) -> int: ...
-
-    def metrics(self) -> Mapping[str, Mapping[str, float]]: ...
 
 
 def machine_metrics(machines: Sequence[MachineView], proc: Path = Path("/proc")) -> Iterator[Metric]:
@@ -81,17 +71,17 @@ def machine_metrics(machines: Sequence[MachineView], proc: Path = Path("/proc"))
         yield family
 
 
-def guest_metrics(guests: GuestMetrics) -> Iterator[Metric]:
-    """Export what guests report, by machine and by name."""
+def guest_metrics(reported: Mapping[str, Mapping[str, float]], dropped: int) -> Iterator[Metric]:
+    """Export what guests report, by machine and by name, and the number of lines that were no reports."""
     family = GaugeMetricFamily(
         "devalloc_node_guest_metric", "What the guest of the machine last reported.", labels=["machine", "name"]
     )
-    for machine, metrics in guests.metrics().items():
+    for machine, metrics in reported.items():
         for name, value in metrics.items():
             family.add_metric([machine, name], value)
     yield family
     yield CounterMetricFamily(
         "devalloc_node_guest_lines_dropped",
         "Lines of guests that were not reports.",
-        value=guests.dropped,
+        value=dropped,
     )

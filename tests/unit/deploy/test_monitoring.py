@@ -82,17 +82,10 @@ def of_controller() -> str:
     return metrics.text().decode()
 
 
-class NoGuests:
-    dropped = 0
-
-    def metrics(self) -> Mapping[str, Mapping[str, float]]:
-        return {}
-
-
 def of_node() -> str:
     web = MachineView("default/web", "", "Running", observed=MachineAmounts(1000, 1, 1), pid=os.getpid())
     warm = PoolStatus(1, 1, ready=1, making=0, removing=0, taken=(), made=1, failures=0, problem="")
-    of_parts = [*pool_metrics(warm), *machine_metrics([web]), *guest_metrics(NoGuests())]
+    of_parts = [*pool_metrics(warm), *machine_metrics([web]), *guest_metrics({}, 0)]
     state = NodeState({"vfio": 1}, {"prepared": 1}, of_parts=of_parts)
     metrics = NodeMetrics(lambda: state)
     for result in RESULTS:

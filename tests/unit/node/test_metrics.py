@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -118,8 +117,8 @@ def _guest_metrics(metrics: NodeMetrics) -> list[tuple[tuple[str, str], float]]:
 
 
 def test_metrics_of_guests_have_the_machine_and_their_name() -> None:
-    guests = SimpleNamespace(dropped=7, metrics=lambda: {"default/web": {"queue": 3.0, "load": 0.5}})
-    metrics = NodeMetrics(lambda: NodeState(of_parts=[*guest_metrics(guests)]))
+    reported = {"default/web": {"queue": 3.0, "load": 0.5}}
+    metrics = NodeMetrics(lambda: NodeState(of_parts=[*guest_metrics(reported, 7)]))
     assert dict(_guest_metrics(metrics)) == {("default/web", "queue"): 3.0, ("default/web", "load"): 0.5}
     assert sample(metrics, "guest_lines_dropped_total") == 7
 
