@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from devalloc_machines.qemu.command_line import dimm, dimm_backend, dimm_id, ram_backend
+from devalloc_machines.qemu.command_line import dimm, dimm_backend, dimm_id
 from devalloc_machines.qemu.guest_numa import memory_by_cell
 from devalloc_machines.qemu.hotplug import request_unplug
 from devalloc_machines.qemu.pci import PERIPHERAL, present_devices
@@ -94,15 +94,7 @@ def has_dimms_in_order(monitor: Monitor, deadline: Deadline) -> bool:
     return dimms == set(range(len(dimms)))
 
 
-def scale(
-    monitor: Monitor,
-    machine: str,
-    goal: int,
-    deadline: Deadline,
-    *,
-    dimm_bytes: int | None,
-    spec: MachineSpec | None = None,
-) -> int:
+def scale(monitor: Monitor, spec: MachineSpec, goal: int, deadline: Deadline) -> int:
     """Have ``goal`` bytes of memory, or the next more that blocks allow; how many there are then.
 
     ``spec``: what the machine was started as, whose guest nodes and pages of the host it keeps to. Raises Denied:
@@ -110,16 +102,16 @@ def scale(
     gives back no more before the deadline: then what there is is also what is asked of it (T15). Unknown if QEMU
     does not answer.
     """
-    now = observe_memory(monitor, deadline)
+    machine, now = spec.key, observe_memory(monitor, deadline)
     if goal < now.base:
         raise Denied(
             "MemoryBuiltIn",
             f"machine {machine} was started with {_text(now.base)}; it cannot have {_text(goal)} while it runs",
         )
-    if dimm_bytes is not None:
-        return _scale_dimms(monitor, machine, goal, dimm_bytes, spec, deadline)
+    if spec.dimm_bytes is not None:
+        return _scale_dimms(monitor, spec, goal, spec.dimm_bytes, deadline)
     devices = virtio_mems(monitor, deadline)
-    if spec is not None and spec.numa_cells:
+    if spec.numa_cells:
         return _scale_nodes(monitor, spec, devices, goal, deadline)
     device = devices[0] if devices else None
     if device is None:
@@ -192,25 +184,15 @@ def _request(monitor: Monitor, device: VirtioMem, size: int, deadline: Deadline)
     monitor.execute("qom-set", arguments, deadline=deadline)
 
 
-def _scale_dimms(
-    monitor: Monitor,
-    machine: str,
-    goal: int,
-    dimm_bytes: int,
-    spec: MachineSpec | None,
-    deadline: Deadline,
-) -> int:
-    now = observe_memory(monitor, deadline)
+def _scale_dimms(monitor: Monitor, spec: MachineSpec, goal: int, dimm_bytes: int, deadline: Deadline) -> int:
+    machine, now = spec.key, observe_memory(monitor, deadline)
     fixed = now.total - _plugged_in_dimms(monitor, deadline)
     if goal < fixed:
         raise _built_in_memory_error(machine, goal, fixed)
     wanted = -(-(goal - fixed) // dimm_bytes)
     while len(dimms := _dimms(monitor, deadline)) < wanted:
         number = min(set(range(len(dimms) + 1)) - dimms)
-        backend = ram_backend(dimm_backend(number), dimm_bytes, None)
-        arguments = {"driver": "pc-dimm", "id": dimm_id(number), "memdev": dimm_backend(number), "node": 0}
-        if spec is not None:
-            backend, arguments = dimm(spec, number)
+        backend, arguments = dimm(spec, number)
         _add_backend(monitor, backend, deadline)
         try:
             monitor.execute("device_add", arguments, deadline=deadline)

@@ -117,42 +117,43 @@ def files_of(identity: Identity, endpoint: Endpoint) -> dict[str, str]:
 
 def write_files(folder: Path, user: int | None, files: Mapping[str, str]) -> None:
     """Replace what is in the TLS folder of a machine's ``folder``, for QEMU's user alone. Raises Failed."""
-    try:
-        with _opened(folder) as parent:
-            _remove(parent)
-            os.mkdir(TLS_FOLDER, 0o700, dir_fd=parent)
-            with _opened(TLS_FOLDER, parent) as inside:
-                for name, text in files.items():
-                    _write(inside, name, text, user)
-                if user is not None:
-                    os.fchown(inside, user, user)
-    except OSError as error:
-        raise Failed("HostUnwritable", f"cannot write the keys of a migration below {folder}: {error}") from None
+    with _failing(folder, "write"), _opened(folder) as parent:
+        _remove(parent)
+        os.mkdir(TLS_FOLDER, 0o700, dir_fd=parent)
+        with _opened(TLS_FOLDER, parent) as inside:
+            for name, text in files.items():
+                _write(inside, name, text, user)
+            if user is not None:
+                os.fchown(inside, user, user)
 
 
 def replace_authorities(folder: Path, user: int | None, certificates: str) -> bool:
     """Write whom one side believes; False if its own key is not there any more. Raises Failed."""
-    try:
-        with _opened(folder) as parent, _opened(TLS_FOLDER, parent) as inside:
-            with suppress(FileNotFoundError):
-                os.unlink(AUTHORITIES, dir_fd=inside)
-            _write(inside, AUTHORITIES, certificates, user)
-            return any(name.endswith("-key.pem") for name in os.listdir(inside))
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise Failed("HostUnwritable", f"cannot write the keys of a migration below {folder}: {error}") from None
+    with (
+        _failing(folder, "write"),
+        suppress(FileNotFoundError),
+        _opened(folder) as parent,
+        _opened(TLS_FOLDER, parent) as inside,
+    ):
+        with suppress(FileNotFoundError):
+            os.unlink(AUTHORITIES, dir_fd=inside)
+        _write(inside, AUTHORITIES, certificates, user)
+        return any(name.endswith("-key.pem") for name in os.listdir(inside))
+    return False
 
 
 def remove_files(folder: Path) -> None:
     """Remove the TLS folder of a machine, if there is one. Raises Failed."""
+    with _failing(folder, "remove"), suppress(FileNotFoundError), _opened(folder) as parent:
+        _remove(parent)
+
+
+@contextmanager
+def _failing(folder: Path, work: str) -> Iterator[None]:
     try:
-        with _opened(folder) as parent:
-            _remove(parent)
-    except FileNotFoundError:
-        return
+        yield
     except OSError as error:
-        raise Failed("HostUnwritable", f"cannot remove the keys of a migration below {folder}: {error}") from None
+        raise Failed("HostUnwritable", f"cannot {work} the keys of a migration below {folder}: {error}") from None
 
 
 @contextmanager

@@ -145,7 +145,7 @@ def apply_change(
     if what == "cpu":
         limit_cpu(spec, config, process, amount, vcpu.count(monitor, deadline))
         return replace(applied, cpu_milli=amount or None)
-    total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, spec=spec)
+    total = memory.scale(monitor, spec, amount, deadline)
     return replace(applied, memory_bytes=total)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from devalloc_machines.qemu import hotplug, memory, pci, vcpu
 from devalloc_machines.qemu.qmp import Event, QmpMonitor, QmpRefused
-from devalloc_machines.qemu.spec import memory_text
+from devalloc_machines.qemu.spec import AmountBounds, MachineSpec, memory_text
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError, Unknown
 from devalloc_node.model.step import PreparedDevice
@@ -24,6 +24,12 @@ from tests.support.waiting import until
 GIB = 1 << 30
 MIB = 1 << 20
 KEY = "default/m"
+
+
+def of_dimms(size: int | None) -> MachineSpec:
+    """A machine whose memory comes in DIMMs of this size; None: by virtio-mem."""
+    cpus, amounts = AmountBounds(1000, 4000, 1000), AmountBounds(512 * MIB, 2 * GIB, GIB)
+    return MachineSpec("default", "m", "uid", cpus, amounts, dimm_bytes=size)
 
 
 def card(name: str = "card", functions: int = 1) -> pci.PciDevice:
@@ -303,14 +309,14 @@ def test_a_qemu_that_hangs_while_cpus_come_is_unknown_and_the_next_try_goes_on(
 
 
 def test_memory_follows_in_both_directions(qemu: FakeQemu, line: QmpMonitor) -> None:
-    assert memory.scale(line, KEY, 2 * GIB, soon(), dimm_bytes=None) == 2 * GIB
+    assert memory.scale(line, of_dimms(None), 2 * GIB, soon()) == 2 * GIB
     assert qemu.size == 2 * GIB - 512 * MIB
-    assert memory.scale(line, KEY, 512 * MIB, soon(), dimm_bytes=None) == 512 * MIB
+    assert memory.scale(line, of_dimms(None), 512 * MIB, soon()) == 512 * MIB
     assert memory.observe_memory(line, soon()) == memory.MemoryState(512 * MIB, 0)
 
 
 def test_an_amount_between_two_blocks_becomes_the_next_more(qemu: FakeQemu, line: QmpMonitor) -> None:
-    assert memory.scale(line, KEY, 600 * MIB + 1, soon(), dimm_bytes=None) == 602 * MIB
+    assert memory.scale(line, of_dimms(None), 600 * MIB + 1, soon()) == 602 * MIB
 
 
 @pytest.mark.parametrize(("goal", "code"), [(3 * GIB, "MemoryRoomExhausted"), (256 * MIB, "MemoryBuiltIn")])
@@ -318,7 +324,7 @@ def test_amounts_that_cannot_be_are_denied_and_nothing_is_asked_of_the_guest(
     qemu: FakeQemu, line: QmpMonitor, goal: int, code: str
 ) -> None:
     with raises(Denied, code):
-        memory.scale(line, KEY, goal, soon(), dimm_bytes=None)
+        memory.scale(line, of_dimms(None), goal, soon())
     assert qemu.commands == []
 
 
@@ -327,13 +333,13 @@ def test_a_guest_that_is_stuck_is_denied_at_the_size_that_it_has_and_asked_for_n
     qemu: FakeQemu, line: QmpMonitor, stuck: int, goal: int
 ) -> None:
     start = 2 * GIB if goal < 2 * GIB else GIB
-    memory.scale(line, KEY, start, soon(), dimm_bytes=None)
+    memory.scale(line, of_dimms(None), start, soon())
     qemu.stuck_at = stuck
     with raises(Denied, "GuestRefused", retryable=True, match=memory_text(stuck)):
-        memory.scale(line, KEY, goal, deadline_after(lambda: qemu.size == stuck), dimm_bytes=None)
+        memory.scale(line, of_dimms(None), goal, deadline_after(lambda: qemu.size == stuck))
     assert qemu.requested == qemu.size == stuck
     qemu.stuck_at = None
-    assert memory.scale(line, KEY, goal, soon(), dimm_bytes=None) == goal
+    assert memory.scale(line, of_dimms(None), goal, soon()) == goal
 
 
 @pytest.mark.parametrize(("dimm", "room"), [(None, 2 * GIB), (512 * MIB, 0)])
@@ -342,12 +348,12 @@ def test_memory_that_others_plugged_in_counts_and_stays(tmp_path: Path, dimm: in
     line = QmpMonitor(KEY, str(machine.path))
     machine.backends["theirs"] = str(512 * MIB)
     machine.devices["dimm-of-theirs"] = {"driver": "pc-dimm", "memdev": "theirs"}
-    assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=dimm) == GIB
+    assert memory.scale(line, of_dimms(dimm), GIB, soon()) == GIB
     assert machine.commands == [], "it has that already"
-    assert memory.scale(line, KEY, GIB + 512 * MIB, soon(), dimm_bytes=dimm) == GIB + 512 * MIB
-    assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=dimm) == GIB
+    assert memory.scale(line, of_dimms(dimm), GIB + 512 * MIB, soon()) == GIB + 512 * MIB
+    assert memory.scale(line, of_dimms(dimm), GIB, soon()) == GIB
     with raises(Denied, "MemoryBuiltIn"):
-        memory.scale(line, KEY, 768 * MIB, soon(), dimm_bytes=dimm)
+        memory.scale(line, of_dimms(dimm), 768 * MIB, soon())
     line.close()
     machine.close()
 
@@ -360,14 +366,14 @@ def test_a_machine_without_virtio_mem_keeps_its_memory_with_dimms_of_others(
     qemu.backends["theirs"] = str(512 * MIB)
     qemu.devices["dimm-of-theirs"] = {"driver": "pc-dimm", "memdev": "theirs"}
     with raises(Denied, "MemoryRoomExhausted", match=r"its memory cannot change \(1Gi\);.*--slot-size"):
-        memory.scale(line, KEY, goal, soon(), dimm_bytes=None)
+        memory.scale(line, of_dimms(None), goal, soon())
     assert qemu.commands == []
 
 
 def test_dimms_come_and_go_with_their_memory_of_the_host(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.room = 0
     for goal, dimms in ((GIB + 512 * MIB, 2), (512 * MIB, 0), (GIB, 1)):
-        assert memory.scale(line, KEY, goal, soon(), dimm_bytes=512 * MIB) == goal
+        assert memory.scale(line, of_dimms(512 * MIB), goal, soon()) == goal
         assert len(qemu.backends) == len(qemu.devices) == dimms
 
 
@@ -375,7 +381,7 @@ def test_a_dimm_that_was_cut_off_half_way_is_taken_up_again(qemu: FakeQemu, line
     backend = {"qom-type": "memory-backend-ram", "id": "dimm0-ram", "size": 512 * MIB}
     line.execute("object-add", backend, deadline=soon())
     qemu.room = 0
-    assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB) == GIB
+    assert memory.scale(line, of_dimms(512 * MIB), GIB, soon()) == GIB
 
 
 @pytest.mark.parametrize("guest", ["refuses", "silent"])
@@ -383,11 +389,11 @@ def test_the_refusal_of_a_guest_that_keeps_a_dimm_shows_its_memory(
     qemu: FakeQemu, line: QmpMonitor, guest: str
 ) -> None:
     qemu.room = 0
-    memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB)
+    memory.scale(line, of_dimms(512 * MIB), GIB, soon())
     qemu.guest = guest  # type: ignore[assignment]
     deadline = soon() if guest == "refuses" else deadline_after(lambda: qemu.leaving)
     with raises(Denied, "GuestRefused", match="1Gi"):
-        memory.scale(line, KEY, 512 * MIB, deadline, dimm_bytes=512 * MIB)
+        memory.scale(line, of_dimms(512 * MIB), 512 * MIB, deadline)
     assert set(qemu.backends) == {"dimm0-ram"}
 
 
@@ -403,8 +409,8 @@ def test_whichever_command_fails_the_answer_is_no_success_and_a_second_try_ends_
     def life(line: QmpMonitor, seconds: float = 20.0) -> None:
         hotplug.plug_device(line, KEY, card(functions=2), soon(seconds))
         vcpu.scale(line, KEY, 2, soon(seconds))
-        memory.scale(line, KEY, GIB, soon(seconds), dimm_bytes=None)
-        memory.scale(line, KEY, 512 * MIB, soon(seconds), dimm_bytes=None)
+        memory.scale(line, of_dimms(None), GIB, soon(seconds))
+        memory.scale(line, of_dimms(None), 512 * MIB, soon(seconds))
         vcpu.scale(line, KEY, 1, soon(seconds))
         hotplug.unplug_device(line, KEY, "card", soon(seconds))
 

@@ -300,7 +300,7 @@ def test_memory_that_qemu_accepts_and_does_not_show_is_not_there(monkeypatch: py
     for step in ("_add_backend", "_remove_leftovers"):
         monkeypatch.setattr(machine_memory, step, lambda *arguments: None)
     with raises(Failed, "MemoryNotThere", "after plugging, instead of 640Mi"):
-        machine_memory._scale_dimms(qemu, "default/m", 640 * MIB, 128 * MIB, None, soon())
+        machine_memory._scale_dimms(qemu, SPEC, 640 * MIB, 128 * MIB, soon())
     assert len(dimms) == 1
 
 
