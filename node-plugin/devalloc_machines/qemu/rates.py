@@ -71,11 +71,7 @@ class UnmetRates:
 
 def are_of_concern(record: MachineRecord, wanted: RateLimits) -> bool:
     """Whether a machine is to be limited, or ever was: of all others nothing is asked."""
-    return any(map(is_limited, (record.spec.rates, record.wanted_rates, wanted))) or bool(record.tap_limits)
-
-
-def is_limited(rates: RateLimits) -> bool:
-    return rates.disk_io is not None or any(rate is not None for rate in rates.nics)
+    return any(each.is_limited for each in (record.spec.rates, record.wanted_rates, wanted)) or bool(record.tap_limits)
 
 
 def of_running(running: MachineSpec, now: MachineSpec, before: RateLimits, *, is_admitted: bool) -> RateLimits:

@@ -100,6 +100,10 @@ class RateLimits:
     nics: tuple[int | None, ...] = ()
     """Of each of its network cards, in each direction."""
 
+    @property
+    def is_limited(self) -> bool:
+        return self.disk_io is not None or any(rate is not None for rate in self.nics)
+
 
 NO_RATES = RateLimits()
 

@@ -27,7 +27,7 @@ from devalloc.store import Object
 from devalloc_machines.agent.actuator import memory_rounded_down
 from devalloc_machines.agent.channels import RunnerAddress, ScaledMachine
 from devalloc_machines.agent.settings import ScalingSettings
-from devalloc_machines.qemu.rates import is_limited, of_running
+from devalloc_machines.qemu.rates import of_running
 from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
 from devalloc_machines.qemu.resources import requested_in_spec
 from devalloc_machines.qemu.spec import MachineSpec, Nic, RateLimits, spec_of, whole_cpus
@@ -182,7 +182,7 @@ def limit_to_spec(operations: MachineOperations, vm: VirtualMachine, *, is_admit
     running = machine.started
     if not machine.is_active or running is None:
         return []
-    if not any(map(is_limited, (running.rates, machine.rates, wanted.rates))):
+    if not any(rates.is_limited for rates in (running.rates, machine.rates, wanted.rates)):
         return []
     return hold_to_rates(operations, machine, of_running(running, wanted, machine.rates, is_admitted=is_admitted))
 

@@ -23,8 +23,10 @@ from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Object, Store, StoreError
 from devalloc_machines.qemu.pci import function_id
 from devalloc_machines.qemu.records import MachineAmounts, MachineView, State
+from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms.guest_reports import GuestReports
 from devalloc_machines.vms.objects import KIND, holder_of, is_admitted, key_of, update_with_retry
+from devalloc_machines.vms.situation import Situation, pending_changes
 from devalloc_node.errors import Failed
 from devalloc_node.model.step import PluggedDevice
 
@@ -77,25 +79,20 @@ def _readiness_by_phase(
 
 
 def migratability(
-    machine: MachineView | None, obstacle: str | None, pending: str, before: Mapping[str, Any]
+    operations: MachineOperations, now: Situation, machine: MachineView | None
 ) -> Mapping[str, Any] | None:
-    """Status, reason and message of LiveMigratable; None for a machine that does not run.
-
-    ``obstacle``: what keeps it here, empty if nothing does, None if that is not known: what was ``before`` stays then.
-    ``pending``: changes of its spec that wait for a restart, for the other node would start it with them.
-    """
+    """Status, reason and message of LiveMigratable, or as it was, if it is not known what keeps the machine here; None
+    for one that does not run."""
     if machine is None or not machine.runs or machine.state is State.STOPPING:
         return None
+    obstacle = operations.machines.why_not_movable(machine.key) if machine.is_active else None
     if obstacle is None:
-        return before or None
-    if why := obstacle or pending:
-        return {
-            "type": LIVE_MIGRATABLE,
-            "status": "False",
-            "reason": "MachineNotMovable",
-            "message": why[:_MAX_MESSAGE],
-        }
-    return {"type": LIVE_MIGRATABLE, "status": "True", "reason": "Movable", "message": "it can move to another node"}
+        return views.MachineView(now.obj).condition(LIVE_MIGRATABLE) or None
+    # The other node would start it with the changes of its spec that wait for a restart.
+    pending = [] if now.vm is None else pending_changes(now.vm, machine)
+    if why := obstacle or "; ".join(one.message for one in pending):
+        return _condition("False", "MachineNotMovable", why[:_MAX_MESSAGE], LIVE_MIGRATABLE)
+    return _condition("True", "Movable", "it can move to another node", LIVE_MIGRATABLE)
 
 
 def _condition(status: str, reason: str, message: str, kind: str = READY) -> Mapping[str, str]:

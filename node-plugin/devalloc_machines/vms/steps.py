@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from devalloc.api import views
-from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.machine_reservation import start_refusal
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.scaling.health import ScalingReport
 from devalloc.store import Object, Store
-from devalloc_machines.qemu.rates import is_limited
 from devalloc_machines.qemu.records import PAUSED_ON_REQUEST, STANDING, MachineView, State
 from devalloc_machines.qemu.resources import requested_in_spec
 from devalloc_machines.qemu.spec import locking_seconds, spec_of
@@ -98,8 +96,6 @@ class MachineControls:
     """Reads what guests report."""
 
 
-START_SECONDS = 30.0
-"""For starting the machine of a request again."""
 LOOK_SECONDS = 10.0
 """The pause before such a machine that another caller changes is looked at again."""
 _BUSY_SECONDS = 0.05
@@ -380,14 +376,11 @@ class MachineReconciler:
             refs = [claims.named(ClaimRef(vm.namespace, name, ""), prepared=True) for name in vm.spec.claims]
             self._attached[key] = attached = claimed.attached_before(self._operations, key, self._attached.get(key, ()))
             refs = list(dict.fromkeys([*refs, *attached]))
-            memory = machine.wanted.memory_bytes or spec_of(vm).memory.use
-            seconds = START_SECONDS + (locking_seconds(memory) if refs or spec_of(vm).huge_page_bytes else 0.0)
-            if refs and machine.state is State.CUT_OFF:  # its start was cut off: its guest may still boot
-                seconds += FIRMWARE_SECONDS
+            due = _start_deadline(now, vm, refs, machine.wanted.memory_bytes)
             self._operations.create(
                 vm,
                 refs,
-                Deadline.after(seconds),
+                due,
                 caller="restart policy",
                 still=lambda: is_to_begin(machines.get(key)),
                 patience=_BUSY_SECONDS,
@@ -416,7 +409,7 @@ class MachineReconciler:
             why = "it was created to scale by load, but this node does not scale (--scaling)"
             problems.append(Outcome("ScalingOff", why))
         problems += offer_cpu_control(self._runners, vm, machine)
-        if is_limited(machine.rates):
+        if machine.rates.is_limited:
             problems += hold_to_rates(self._operations, machine, machine.rates)
         return problems[0] if problems else Outcome()
 
@@ -441,13 +434,8 @@ class MachineReconciler:
         if not self._may_grow(now, vm):
             return Outcome("NotPlaced", objects.why_not_admitted(now.obj))
         begins = vm if self._scaling is None else limited_to_permit(vm, now.obj)
-        # Its firmware gives devices addresses before it counts as running; one that was cut off in that is waited
-        # for first, and perhaps started again.
-        rounds = 2 if now.state is State.CUT_OFF else 1
-        firmware = rounds * FIRMWARE_SECONDS if now.refs else 0.0
-        due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
         try:
-            self._operations.create(begins, now.refs, due, caller=CALLER)
+            self._operations.create(begins, now.refs, _start_deadline(now, begins, now.refs), caller=CALLER)
         except NodeError as error:
             gives_back = self._refusals.gives_back(key, generation, error, needs.current)
             outcome = Outcome(error.code, error.message, retry_delay(error), is_unchanged=needs.is_unchanged)
@@ -506,17 +494,13 @@ class MachineReconciler:
             return False
         return machine is None or not machine.runs
 
-    def _is_announced(self, now: Situation, vm: VirtualMachine) -> bool:
-        """Whether what it is about to have counts from now on. If this node reserves something for it, it must: as soon
-        as the object asks for less, others get the rest."""
-        node = self._operations.node_name
-        if not objects.reserved_entries(now.obj, node):
-            return True
-        return announce_amounts(self._store, now.obj, node, vm.spec, requested_in_spec(spec_of(vm)))
-
     def _may_grow(self, now: Situation, vm: VirtualMachine) -> bool:
-        """Whether it may have more than it has: its node has room for it, and what it is about to have counts."""
-        return not now.is_unplaced and self._is_announced(now, vm)
+        """Whether its node has room for what it is about to have; if so, that counts from now on. If this node reserves
+        something for it, it must: as soon as the object asks for less, others get the rest."""
+        node = self._operations.node_name
+        if now.is_unplaced or not objects.reserved_entries(now.obj, node):
+            return not now.is_unplaced
+        return announce_amounts(self._store, now.obj, node, vm.spec, requested_in_spec(spec_of(vm)))
 
     def _power_down(self, now: Situation, *, force: bool = True) -> None:
         """Have its guest power down, within the time of its spec as it is now. Raises NodeError."""
@@ -630,21 +614,22 @@ class MachineReconciler:
             at_rest=outcome.at_rest and (machine is None or not machine.runs),
             uses=in_use(machine) if is_alone and machine is not None and is_active else None,
             ready=readiness(vm, machine, self._reports, (status.get("reason", ""), status.get("message", ""))),
-            movable=self._migratability(obj, vm, machine),
+            movable=migratability(self._operations, now, machine),
             refused=outcome.refused,
         )
         return replace(outcome, written=written)
 
-    def _migratability(
-        self, obj: Object, vm: VirtualMachine | None, machine: MachineView | None
-    ) -> Mapping[str, Any] | None:
-        """Whether it could move to another node now."""
-        if machine is None or not machine.runs:
-            return None
-        obstacle = self._operations.machines.why_not_movable(machine.key) if machine.is_active else None
-        pending = [] if vm is None else pending_changes(vm, machine)
-        before = views.MachineView(obj).condition(LIVE_MIGRATABLE)
-        return migratability(machine, obstacle, "; ".join(one.message for one in pending), before)
+
+def _start_deadline(
+    now: Situation, vm: VirtualMachine, refs: Sequence[ClaimRef], memory: int | None = None
+) -> Deadline:
+    """Until when it may take to start a machine, or to finish its start. ``memory``: bytes; None: as its spec says."""
+    spec = spec_of(vm)
+    locked = locking_seconds(memory or spec.memory.use) if refs or spec.huge_page_bytes else 0.0
+    # Its firmware gives devices addresses before it counts as running; one that was cut off in that is waited for
+    # first, and perhaps started again.
+    rounds = 2 if now.state is State.CUT_OFF else 1
+    return Deadline.after(WORK_SECONDS + locked + (rounds * FIRMWARE_SECONDS if refs else 0.0))
 
 
 def _patience(now: Situation) -> float:

@@ -379,4 +379,4 @@ def test_without_room_no_rate_is_raised_and_with_room_all_are_as_the_object_says
             assert gets == requested
         else:
             assert gets == min(had, requested)
-    assert rates.is_limited(wanted) == (wanted not in (NO_RATES, RateLimits(None, (None, None))))
+    assert wanted.is_limited == (wanted not in (NO_RATES, RateLimits(None, (None, None))))
