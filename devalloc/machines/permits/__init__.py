@@ -11,7 +11,8 @@ from those objects.
 - ``migration``, ``metrics``: migrations, and what the server reports
 """
 
-from devalloc.machines.permits.hosts import Hosts
+from devalloc.machines.permits.hosts import Hosts, published
+from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.machines.permits.ledger import Host
 from devalloc.machines.permits.server import PermitServer, PermitServices
 from devalloc.machines.permits.settings import Settings
@@ -22,4 +23,7 @@ __all__ = [
     "PermitServer",
     "PermitServices",
     "Settings",
+    "new_holder",
+    "permits_lease",
+    "published",
 ]

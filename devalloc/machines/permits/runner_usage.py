@@ -64,8 +64,8 @@ class RunnerUsage:
     """The runner pods of a cluster, and the machines that own them. Each change returns the places that it concerns."""
 
     pods: dict[MachineKey, RunnerPod] = field(default_factory=dict)
-    _at: dict[Owner, dict[str, set[MachineKey]]] = field(default_factory=dict)
-    """The pods of each machine, by node."""
+    _of: dict[Owner, set[MachineKey]] = field(default_factory=dict)
+    """The pods of each machine."""
     _owners: dict[MachineKey, Owner] = field(default_factory=dict)
     """The machines that exist."""
     _present: dict[Owner, MachineKey] = field(default_factory=dict)
@@ -88,12 +88,12 @@ class RunnerUsage:
         if is_inherited:
             self._inherited[pod.key] = pod.owner
         self.pods[pod.key] = pod
-        self._at.setdefault(pod.owner, {}).setdefault(pod.node, set()).add(pod.key)
+        self._of.setdefault(pod.owner, set()).add(pod.key)
         if before is None or before.place == pod.place:
             return [pod.place]
         if before.owner != pod.owner:  # another pod of this name
             self._had.pop(pod.key, None)
-        self._leave(before)
+            self._leave(before)
         return [before.place, pod.place]
 
     def drop(self, key: MachineKey) -> list[RunnerPlace]:
@@ -106,17 +106,14 @@ class RunnerUsage:
         return [pod.place]
 
     def _leave(self, pod: RunnerPod) -> None:
-        nodes = self._at[pod.owner]
-        nodes[pod.node].discard(pod.key)
-        if not nodes[pod.node]:
-            del nodes[pod.node]
-        if not nodes:
-            del self._at[pod.owner]
+        self._of[pod.owner].discard(pod.key)
+        if not self._of[pod.owner]:
+            del self._of[pod.owner]
             self._forget(pod.owner)
 
     def _forget(self, owner: Owner) -> None:
         """What a machine may have, unless it is there or has pods."""
-        if owner not in self._at and owner not in self._present:
+        if owner not in self._of and owner not in self._present:
             self._most.pop(owner, None)
 
     def own(self, key: MachineKey, machine: PodOwner) -> list[RunnerPlace]:
@@ -139,7 +136,7 @@ class RunnerUsage:
         return self._places(owner)
 
     def _places(self, owner: Owner) -> list[RunnerPlace]:
-        return [(owner, node) for node in self._at.get(owner, ())]
+        return [*dict.fromkeys(self.pods[key].place for key in self._of.get(owner, ()))]
 
     def place_of(self, key: MachineKey) -> RunnerPlace | None:
         """Where a pod is."""
@@ -147,7 +144,7 @@ class RunnerUsage:
 
     def at(self, place: RunnerPlace) -> Collection[MachineKey]:
         """The pods of a machine on a node."""
-        return self._at.get(place[0], {}).get(place[1], ())
+        return [key for key in self._of.get(place[0], ()) if self.pods[key].node == place[1]]
 
     def had(self, key: MachineKey, amounts: Resources) -> None:
         """The machine of a pod does not count by itself any more, and had this."""
