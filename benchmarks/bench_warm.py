@@ -16,7 +16,7 @@ import grpc
 from benchmarks.harness import Row, benchmark
 from devalloc_machines.warm.pool import Pool
 from devalloc_machines.warm.service import WarmService
-from devalloc_machines.warm.setup import WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb.warm_pb2 import ReturnSetupRequest, TakeSetupRequest

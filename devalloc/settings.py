@@ -204,9 +204,11 @@ def group(settings_class: type[Any], *, titled: bool = True) -> Any:
 
 
 def declarations(settings_class: type[Any]) -> Iterator[tuple[str, Setting | Group]]:
-    """The fields of a class in order that are a setting or a group. Others are no business of administrators."""
+    """The fields that a class itself declares as a setting or a group, in order. Others are no business of
+    administrators, and those of its base classes are set as these."""
+    own = settings_class.__annotations__
     for each in fields(settings_class):
-        if (what := each.metadata.get(_KEY)) is None:
+        if (what := each.metadata.get(_KEY)) is None or each.name not in own:
             continue
         if isinstance(what, Setting) and not what.flag:
             what = replace(what, flag=f"--{each.name.replace('_', '-')}")
@@ -250,6 +252,11 @@ def build(settings_class: type[_Settings], values: Mapping[str, Any]) -> _Settin
         elif what.parameter in values:
             arguments[name] = values[what.parameter]
     return settings_class(**arguments)
+
+
+def values_of(settings: Any) -> dict[str, Any]:
+    """The values of its fields by name, such as for an instance of a class that is based on its class."""
+    return {each.name: getattr(settings, each.name) for each in fields(settings)}
 
 
 def given_options(settings: Any) -> list[str]:

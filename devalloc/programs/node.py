@@ -191,9 +191,11 @@ class _Wiring:
         look = self._look(plugin)
         if options.host_capacity and not dry_run:  # without a plugin that runs machines, none must be placed here
             data_dir = place.parent if client is None else settings.state.parent
-            config, shared = options.plugin.limits.checked(data_dir), options.plugin.access.shared_storage
-            receives, reserving = settings.migrations.address is not None, partial(machines_with_disk, pools, name)
-            look = with_host_pool(look, settings.root, name, config, shared, reserving, live_migration=receives)
+            config, machines = options.plugin.limits.checked(data_dir), settings.machines
+            receives, reserving = machines.migrations.address is not None, partial(machines_with_disk, pools, name)
+            look = with_host_pool(
+                look, settings.root, name, config, machines.shared_storage, reserving, live_migration=receives
+            )
         published = on.store_publishing(
             pools,
             plugin,

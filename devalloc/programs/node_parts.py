@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.errors import Denied, Failed
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ _DELETE_ADVICE = f"{_REJOIN_ADVICE}delete these claims and their pods"
 def make_host(settings: MachineSettings, *, dry_run: bool, say: Say) -> Host:
     """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
     from devalloc.inventory.device_users import visibility_problem
-    from devalloc_machines.qemu.machine_files import MachineConfig
     from devalloc_node.host.boundary import DryRun
     from devalloc_node.host.files import Files
     from devalloc_node.host.linux import LinuxHost
@@ -59,11 +59,11 @@ def make_host(settings: MachineSettings, *, dry_run: bool, say: Say) -> Host:
     named = [("--image-folder", folder.path) for folder in machines.folders]
     named += [("--qmp-folder", folder.path) for folder in machines.socket_folders]
     named += [("--rom-folder", folder) for folder in machines.rom_folders]
-    named += [("--shared-storage", folder) for folder in settings.shared_storage]
+    named += [("--shared-storage", Path(folder)) for folder in machines.shared_storage]
     for option, path in named:
         if not path.is_dir():
             say(f"there is no folder {path} ({option})")
-    address = settings.migrations.address
+    address = machines.migrations.address
     if address is not None and not _has_address(address):
         say(
             f"no interface of this host has the address {address} (--migration-address), so machines that run cannot "
@@ -266,7 +266,7 @@ def store_machines(
         operations,
         part.machines,
         node.notifier,
-        replace(part.settings.migrations, sys=node.settings.root / "sys"),
+        replace(part.settings.machines.migrations, sys=node.settings.root / "sys"),
         resync=node.settings.resync,
         grace=node.settings.grace,
         settle=part.settle,

@@ -135,7 +135,7 @@ def up(
     looked: DiscoverFunction = look
     if options.host_capacity and runs_node and not plugin_options.dry_run:  # else no machine can run here
         config = plugin_options.limits.checked(path.parent)
-        shared, receives = plugin_options.access.shared_storage, plugin_options.machines.migration_address is not None
+        shared, receives = plugin_options.access.shared_storage, plugin_options.machines.migrations.address is not None
         looked = with_host_pool(look, root, name, config, shared, reserving, live_migration=receives)
     extra_loops = [MachineLog(display.say).run, lambda store, stop: _heartbeat(progress, plugin).run(stop)]
     if options.page is not None:

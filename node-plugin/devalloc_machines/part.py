@@ -19,15 +19,14 @@ from devalloc_machines.agent.settings import ScalingSettings
 from devalloc_machines.qemu import lifecycle
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.records import MachineAmounts
 from devalloc_machines.qemu.resources import HostUses
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import SandboxProvider
 from devalloc_machines.service.metrics import guest_metrics, machine_metrics
 from devalloc_machines.service.operations import MachineOperations, runs
 from devalloc_machines.service.service import MachineService
 from devalloc_machines.vms.guest_reports import GuestReports, ReportPorts
-from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_machines.vms.qemu_events import QemuEvents
 from devalloc_machines.vms.requests import RequestLoop
 from devalloc_node.errors import NodeError
@@ -185,9 +184,5 @@ class MachineSettings(NodeSettings):
     """What the host may promise to machines, as it is configured; its permit server counts with it."""
     scaling: ScalingSettings | None = None
     """How machines with spec.scaling follow the load of their guests. None: they do not."""
-    migrations: MigrationSettings = field(default_factory=MigrationSettings)
-    """How machines move between nodes while they run."""
     runners: tuple[Network, ...] = ()
     """Networks in which runners of machines may listen, for every client there. Empty: no runners."""
-    shared_storage: tuple[Path, ...] = ()
-    """Folders that have the same files on every node that names them."""

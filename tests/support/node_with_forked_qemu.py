@@ -20,8 +20,8 @@ from devalloc.programs.node_parts import store_machines, store_source
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.part import MachineSettings
 from devalloc_machines.qemu import adoption, confinement, launch
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.records import MACHINES
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.node import Node, open_node
@@ -46,9 +46,9 @@ class NodeWithForkedQemu:
             state=folder / "state",
             limits=CapacityConfig(oversub_cpu=Fraction(1)),
             machines=MachineConfig(
-                folder / "state" / "machines",
-                folder / "run",
-                "/bin/true",  # see `forked_qemu`
+                state=folder / "state" / "machines",
+                run=folder / "run",
+                binary="/bin/true",  # see `forked_qemu`
                 folders=(AllowedFolder(folder / "images", "any"),),
                 accel="tcg",
                 cgroups=folder / "cgroup",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from devalloc.inventory.capacity.cpus import CpuTopology, NumaNode, parse_cpu_list
 from devalloc_machines.warm.pool import Pool
-from devalloc_machines.warm.setup import Setup, SetupPart, WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import Setup, SetupPart
 from tests.support.deadlines import soon
 
 BOOT = "boot-1"

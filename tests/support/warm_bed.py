@@ -25,7 +25,7 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_machines.warm import bridge, builder, cni, cni_part, guest_port, network
 from devalloc_machines.warm.pool import Pool
 from devalloc_machines.warm.records import SetupRecords
-from devalloc_machines.warm.setup import WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
 from devalloc_node.errors import Denied
 from devalloc_node.host import firewall, network_namespace
 from tests.support.deadlines import soon

@@ -50,6 +50,7 @@ from devalloc.cli.render.output import GrowingTable, enum_text, print_content, p
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.vm_devices import attach, detach, plug, unplug, unprepare
 from devalloc.programs.node_options import PluginOptions, state_folders
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.net.unix_sockets import has_listener
@@ -78,7 +79,6 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     devalloc vm power-down --timeout 2m
     """
     from devalloc_machines.qemu.exits import power_down_all
-    from devalloc_machines.qemu.machine_files import MachineConfig
     from devalloc_machines.qemu.registry import MachineRegistry
     from devalloc_node.journal import open_journal
 
@@ -90,7 +90,7 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     with closing(open_journal(home)) as journal:
         try:
             problems = power_down_all(
-                MachineRegistry(MachineConfig(home / "machines", run), journal), Deadline.after(timeout)
+                MachineRegistry(MachineConfig(state=home / "machines", run=run), journal), Deadline.after(timeout)
             )
         except NodeError as error:
             raise CommandFailed(error.message) from error

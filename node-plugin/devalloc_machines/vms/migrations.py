@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
@@ -30,6 +29,7 @@ from devalloc.worker import UNTRIED, Again, Pace, Why, Worker
 from devalloc_machines.qemu import migrated_firmware, migration
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.records import MachineRecord
+from devalloc_machines.qemu.settings import MigrationSettings as MigrationSettings
 from devalloc_machines.qemu.spec import MachineSpec, locking_seconds, spec_of
 from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms import migration_objects as moves
@@ -59,21 +59,6 @@ _SENT_SECONDS = 30.0
 """How long a target is taken to have what it was sent, should its machine not be handed over at once."""
 _ATTEMPTS = 20
 _TRANSIENT = frozenset({"Busy", "LockUnavailable", "MachineBusy", "StoreUnavailable"})
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationSettings:
-    """How machines move to other nodes, and from them, while they run."""
-
-    address: str | None = None
-    """Where this node listens for a machine that moves to it: an address of IPv4 or IPv6. None: it receives none."""
-    bandwidth: int | None = None
-    """Bytes per second at most that a machine is sent with. None: QEMU's own limit, 128 MiB/s."""
-    timeout: float = 7200.0
-    """Seconds after which a machine that has not moved stays where it is, should there be no controller that ends its
-    migration earlier."""
-    sys: Path = Path("/sys")
-    """Where the host's sysfs is."""
 
 
 @dataclass(frozen=True, slots=True)

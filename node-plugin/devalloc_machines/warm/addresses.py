@@ -5,7 +5,6 @@ Pure: records of setups say which addresses are in use (`devalloc_machines.warm.
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import re
 from collections.abc import Collection
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
+
+from devalloc.settings import FOLDER, BadSetting, OneOf, setting
 
 Uplink = Literal["none", "nat", "route"]
 """What leaves the subnet: nothing; everything, by the host's address; everything, by the guest's own."""
@@ -22,38 +23,79 @@ JOINT = "br0"
 """The bridge in a setup's namespace that joins the TAP interface and ``UPLINK``."""
 _BRIDGE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,14}")
 _WIDEST, _NARROWEST = 8, 30
-DEFAULT_SUBNET = ipaddress.IPv4Network("10.88.0.0/16")
+
+
+def _subnet(text: str) -> ipaddress.IPv4Network:
+    try:
+        return ipaddress.IPv4Network(text)
+    except ValueError as error:
+        raise ValueError(f"must be an IPv4 network such as 10.88.0.0/16: {error}") from None
+
+
+def _nameserver(text: str) -> str:
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError as error:
+        raise ValueError(f"must be an IPv4 address: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class BridgeNetwork:
     """The built-in network: a bridge of devalloc's own, with a veth pair to each setup."""
 
-    bridge: str = "devalloc0"
+    bridge: str = setting(
+        "The bridge of --warm-network bridge.", flag="--warm-bridge", default="devalloc0", metavar="NAME"
+    )
     """devalloc creates and removes it."""
-    subnet: ipaddress.IPv4Network = DEFAULT_SUBNET
-    """Its first address is the host's, the others are for guests."""
-    uplink: Uplink = "none"
-    isolated: bool = False
-    """Guests do not reach each other."""
-    reach_host: bool = False
-    """Guests can open connections to this host."""
-    nameservers: tuple[str, ...] = ()
+    subnet: ipaddress.IPv4Network = setting(
+        "Addresses of --warm-network bridge: the first is this host's, the others are for guests.",
+        flag="--warm-subnet",
+        type=_subnet,
+        default="10.88.0.0/16",
+        metavar="CIDR",
+    )
+    uplink: Uplink = setting(
+        "What leaves the subnet of --warm-network bridge: nothing; all, with the address of this host (nat); all, with "
+        "the guest's own (route).",
+        flag="--warm-uplink",
+        type=OneOf(["none", "nat", "route"]),
+        default="none",
+    )
+    isolated: bool = setting(
+        "Guests in the network of warm setups do not reach each other.", flag="--warm-isolated", default=False
+    )
+    reach_host: bool = setting(
+        "Guests in the network of warm setups can open connections to this host, not only answer it.",
+        flag="--warm-reach-host",
+        default=False,
+    )
+    nameservers: tuple[str, ...] = setting(
+        "A nameserver of guests in the network of warm setups. Repeatable.",
+        flag="--warm-nameserver",
+        type=_nameserver,
+        default=(),
+        metavar="ADDRESS",
+    )
     nft: str = "nft"
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raises BadSetting."""
         if not _BRIDGE.fullmatch(self.bridge):
-            raise ValueError(
-                "the bridge of warm setups must be named with a letter and up to 14 letters, digits and '_', not "
-                f"{self.bridge!r}"
+            raise BadSetting(
+                "--warm-network",
+                "bridge: the bridge of warm setups must be named with a letter and up to 14 letters, digits and '_', "
+                f"not {self.bridge!r}",
             )
         if not _WIDEST <= self.subnet.prefixlen <= _NARROWEST:
-            raise ValueError(
-                f"the subnet of warm setups must have a prefix of {_WIDEST} to {_NARROWEST} bits, not {self.subnet}"
+            raise BadSetting(
+                "--warm-network",
+                f"bridge: the subnet of warm setups must have a prefix of {_WIDEST} to {_NARROWEST} bits, not "
+                f"{self.subnet}",
             )
         if self.subnet.is_multicast or self.subnet.is_loopback or self.subnet.is_link_local:
-            raise ValueError(f"the subnet of warm setups must not be {self.subnet}, which no guest can use")
+            raise BadSetting(
+                "--warm-network", f"bridge: the subnet of warm setups must not be {self.subnet}, which no guest can use"
+            )
 
     @property
     def gateway(self) -> ipaddress.IPv4Address:
@@ -85,10 +127,27 @@ class BridgeNetwork:
 class CniNetwork:
     """A network that CNI plugins make, by a list of them that has a name."""
 
-    name: str = ""
-    """Of the network; empty: the first in ``conf_dir``."""
-    conf_dir: Path = Path("/etc/cni/net.d")
-    bin_dirs: tuple[Path, ...] = (Path("/opt/cni/bin"),)
+    name: str = setting(
+        "The network of --warm-network cni.",
+        flag="--cni-network",
+        default="",
+        metavar="NAME",
+        unset="the first in --cni-conf-dir",
+    )
+    conf_dir: Path = setting(
+        "Folder of the lists of CNI plugins.",
+        flag="--cni-conf-dir",
+        type=FOLDER,
+        default=Path("/etc/cni/net.d"),
+        metavar="DIR",
+    )
+    bin_dirs: tuple[Path, ...] = setting(
+        "Folder of the CNI plugins. Repeatable.",
+        flag="--cni-bin-dir",
+        type=FOLDER,
+        default=(Path("/opt/cni/bin"),),
+        metavar="DIR",
+    )
     seconds: float = 60.0
     """How long all plugins of a list may take."""
 
@@ -103,5 +162,7 @@ def full_message(network: BridgeNetwork, setups: int) -> str:
 
 def derived_mac(*what: str) -> str:
     """A locally administered address that only this has."""
-    digest = hashlib.sha256(" ".join(what).encode()).digest()
+    from hashlib import sha256
+
+    digest = sha256(" ".join(what).encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5]))

@@ -32,7 +32,8 @@ from devalloc_machines.warm.network import ForeignNameError
 from devalloc_machines.warm.paused_machine import MachinePart, check_template, free_user, paused_spec
 from devalloc_machines.warm.pool_state import PoolState
 from devalloc_machines.warm.records import SetupRecord, SetupRecords
-from devalloc_machines.warm.setup import Inode, NotEnoughSetups, Setup, SetupPart, WarmConfig, new_identifier
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import Inode, NotEnoughSetups, Setup, SetupPart, new_identifier
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
 

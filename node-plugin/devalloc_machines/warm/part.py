@@ -25,7 +25,8 @@ from devalloc_machines.qemu import resources
 from devalloc_machines.warm.pool import Pool, PoolBackground, WarmSandboxes, is_served
 from devalloc_machines.warm.records import SetupRecords
 from devalloc_machines.warm.service import WarmService
-from devalloc_machines.warm.setup import PoolStatus, WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import PoolStatus
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.metrics.registry import gauges

@@ -6,17 +6,21 @@ import errno
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from devalloc.api.decode import decode
+from devalloc.api.manifests import load
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.settings import BadSetting
 from devalloc_machines.qemu import confinement, launch, machine_files, preflight
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, kill, wait
 from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer, run_state
 from devalloc_machines.qemu.records import MachineRecord
 from devalloc_machines.qemu.registry import PAUSED
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import MachineSandbox, MachineSpec, Nic, machine_id, spec_of, with_address
 from devalloc_machines.warm.setup import Setup, SetupPart
 from devalloc_node.deadline import Deadline
@@ -44,6 +48,33 @@ def check_template(machine: VirtualMachine) -> None:
     ):
         if wrong:
             raise Denied("WarmMachineInvalid", f"{spec.key} cannot wait in warm setups: {why}")
+
+
+def read_template(file: Path, node: str, note: Callable[[str], None]) -> VirtualMachine:
+    """The machine that waits in each setup. ``note``: gets warnings. Raises BadSetting."""
+    manifests = load([str(file)])
+    decoded = [decode(each.content) for each in manifests.documents]
+    problems = [*manifests.problems]
+    for document, one in zip(manifests.documents, decoded, strict=True):
+        problems += map(document.place, one.problems)
+    for problem in problems:
+        note(f"error: {problem}" if problem.is_error else str(problem))
+    objects = [each.object for each in decoded if each.object is not None]
+    machine = objects[0] if len(objects) == 1 else None
+    if not isinstance(machine, VirtualMachine):
+        raise BadSetting("--warm-machine", f": {file} must contain one VirtualMachine, and nothing else")
+    try:
+        check_template(machine)
+    except Denied as error:
+        raise BadSetting("--warm-machine", f": {error.message}") from None
+    for ignored, field, why in (
+        (machine.spec.scaling is not None, "scaling", "the machine that adopts it sets that"),
+        (not machine.spec.running, "running", "it is paused until its owner runs it"),
+        (machine.spec.node_name not in (None, node), "nodeName", f"it is on this node, {node}"),
+    ):
+        if ignored:
+            note(f"--warm-machine {file}: warning: spec.{field}: is ignored: {why}")
+    return machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,8 @@ from devalloc_machines.qemu.spec import MachineSandbox, MachineSpec, SandboxProv
 from devalloc_machines.warm.builder import Admit, Leftover, SetupBuilder, SetupTeardown
 from devalloc_machines.warm.pool_state import PoolState, pool_closed_error
 from devalloc_machines.warm.records import SetupRecord, SetupRecords
-from devalloc_machines.warm.setup import (
-    NotEnoughSetups,
-    PoolStatus,
-    SetupNotTaken,
-    SetupPart,
-    TakenSetup,
-    WarmConfig,
-)
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import NotEnoughSetups, PoolStatus, SetupNotTaken, SetupPart, TakenSetup
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
@@ -373,7 +367,7 @@ class Pool:
         """Make as many as are missing, and remove what is ready beyond the target. Raises NodeError for the first that
         cannot be made."""
         with self._pool_state.mutex:
-            surplus = len(self._pool_state.ready) - self.config.target if self._pool_state.is_open else 0
+            surplus = len(self._pool_state.ready) - (self.config.target or 0) if self._pool_state.is_open else 0
             for _ in range(surplus):  # of an earlier run that kept more
                 self._pool_state.discard(self._pool_state.ready.pop())
         if surplus > 0:
@@ -381,7 +375,7 @@ class Pool:
         with self._pool_state.mutex:
             room = self.config.most - self._pool_state.total
             ready = len(self._pool_state.ready) + self._pool_state.making
-            missing = self.config.target - ready if self._pool_state.is_open else 0
+            missing = (self.config.target or 0) - ready if self._pool_state.is_open else 0
         with suppress(NotEnoughSetups):  # another caller was faster
             self.fill(min(missing, room))
 
@@ -443,7 +437,7 @@ class Pool:
         pool_state = self._pool_state
         with pool_state.mutex:
             return PoolStatus(
-                self.config.target,
+                self.config.target or 0,
                 self.config.most,
                 len(pool_state.ready),
                 pool_state.making,

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from devalloc_machines.warm.records import SetupRecord
-from devalloc_machines.warm.setup import NotEnoughSetups, SetupNotTaken, WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import NotEnoughSetups, SetupNotTaken
 from devalloc_node.errors import Denied
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu.cpu_pinning import CpuPinning
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.spec import TAP
-from devalloc_machines.warm.addresses import BridgeNetwork, CniNetwork, derived_mac
+from devalloc_machines.warm.addresses import derived_mac
 from devalloc_node.errors import Denied
 from devalloc_node.model.grant import shown
 from devalloc_node.model.network_address import NetworkAddress
@@ -128,74 +126,6 @@ class SetupPart:
     def lives(self, setup: Setup) -> bool:
         """The same, as far as can be told in microseconds."""
         return True  # who takes it away has entered the namespace
-
-
-@dataclass(frozen=True, slots=True)
-class WarmConfig:
-    """The administrator's words about the pool."""
-
-    target: int = 0
-    """Setups that are kept ready."""
-    most: int = 256
-    """Setups in all: ready, taken, being made and being removed."""
-    on_demand: bool = True
-    """Whether one is made for who finds none ready, which takes him tens of milliseconds."""
-    run: Path = Path("/run/devalloc/warm")
-    """Records and folders of setups, best in memory, as the namespaces are. Those of another boot are removed."""
-    namespaces: Path = Path("/run/netns")
-    """Where namespaces get their names; ``ip netns`` looks there."""
-    prefix: str = "warm"
-    """What ids of setups begin with."""
-    users: range | None = None
-    """User ids, one for each setup at a time: whose its folder, TAP interface and machine are. None: the plugin's."""
-    machine: VirtualMachine | None = None
-    """What waits, paused, in each setup: a machine like this, with a network card on the TAP. None: no machine."""
-    network: BridgeNetwork | CniNetwork | None = None
-    """What the TAP interfaces of setups are connected to; None: nothing."""
-    cni_cache: Path | None = None
-    """Folder of what CNI plugins added and did not delete yet; None: in ``run``. It should outlive a reboot, as what
-    they write down does."""
-    nft: str = "nft"
-    """The program that filters packets, also to remove what an earlier run made."""
-    machines: MachineConfig = field(default_factory=MachineConfig)
-    """How these are run; its folders for state and sockets are replaced by those of the pool."""
-    vcpus_per_cpu: int | None = None
-    """How many vCPUs of takers may be pinned to one CPU of the host; None: any number."""
-    workers: int = 4
-    """Setups made, or removed, at the same time."""
-    lease_seconds: float = 300.0
-    """How long nothing may live in a taken setup until it counts as given back by an owner that has forgotten it."""
-    look_seconds: float = 5.0
-    """Between looks at what is taken."""
-
-    def __post_init__(self) -> None:
-        """Raises Denied ``IdentifierInvalid``, ValueError."""
-        check_identifier("prefix of warm setups", self.prefix)
-        if len(self.prefix) > MAX_IDENTIFIER // 2:
-            raise ValueError(
-                f"the prefix of warm setups must have at most {MAX_IDENTIFIER // 2} characters, got {len(self.prefix)}"
-            )
-        if not 0 <= self.target <= self.most:
-            raise ValueError(f"ready warm setups must be at most the maximum of {self.most}, got {self.target}")
-        if self.vcpus_per_cpu is not None and self.vcpus_per_cpu < 1:
-            raise ValueError(f"vCPUs per CPU must be at least 1, got {self.vcpus_per_cpu}")
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
-
-    @property
-    def attachments(self) -> Path:
-        """The folder of what CNI plugins added."""
-        return self.cni_cache or self.run / "cni"
-
-    @property
-    def paused(self) -> MachineConfig:
-        """How machines that wait are run: apart from all others of this node."""
-        return replace(self.machines, state=self.run / "lives", run=self.run / "machines")
-
-    def setup(self, name: str) -> Setup:
-        """The setup of that id, as far as its name tells. Raises Denied ``IdentifierInvalid``."""
-        check_identifier("id of a setup", name)
-        return Setup(name, self.namespaces / name, self.run / "setups" / name)
 
 
 @dataclass(frozen=True, slots=True)

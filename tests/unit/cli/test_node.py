@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,8 +24,7 @@ from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.settings import BadSetting
 from devalloc_machines.part import MachineSettings
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
-from devalloc_machines.vms.migrations import MigrationSettings
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig, MigrationSettings
 from devalloc_node.binding.binding import BindingConfig
 from tests.support.cli_shell import Shell, node_folder
 from tests.support.cli_shell import node_arguments as arguments
@@ -74,13 +74,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "which does not run with --permits",
         ),
         (["--permits-without-token"], "--permits-without-token needs --scaling"),
-        (["--image-folder", ":any"], "--image-folder must be a folder such as"),
-        (["--image-folder", "/etc/passwd"], "--image-folder must be a folder such as"),
+        (["--image-folder", ":any"], "'--image-folder': must be a folder such as"),
+        (["--image-folder", "/etc/passwd"], "'--image-folder': must be a folder such as"),
         (["--qmp-folder", "/run:shared"], "use /run:any"),
-        (["--machine-users", "5"], "--machine-users must be a range such as 2146435072-2146437071, not '5'"),
-        (["--machine-users", "9-5"], "--machine-users must be a range"),
-        (["--tap", ""], "--tap must be a pattern such as vm* or team-a:vm*"),
-        (["--tap", ":vm*"], "--tap must be a pattern such as"),
+        (["--machine-users", "5"], "'--machine-users': must be a range such as 2146435072-2146437071, not '5'"),
+        (["--machine-users", "9-5"], "'--machine-users': must be a range"),
+        (["--tap", ""], "'--tap': must be a pattern such as vm* or team-a:vm*"),
+        (["--tap", ":vm*"], "'--tap': must be a pattern such as"),
     ],
 )
 def test_bad_options_are_refused_with_a_message(
@@ -109,7 +109,10 @@ def test_folders_that_machines_lack_are_listed_at_the_start(folder: Path) -> Non
     def start_output(machines: MachineConfig, *shared: Path) -> list[str]:
         lines: list[str] = []
         settings = MachineSettings(
-            "node-a", BindingConfig("node-a"), root=folder / "host", machines=machines, shared_storage=shared
+            "node-a",
+            BindingConfig("node-a"),
+            root=folder / "host",
+            machines=replace(machines, shared_storage=tuple(map(str, shared))),
         )
         make_host(settings, dry_run=True, say=lines.append)
         return [line for line in lines if line.startswith("there is no")]
@@ -142,7 +145,10 @@ def test_the_start_warns_if_no_interface_has_the_migration_address(
 ) -> None:
     lines: list[str] = []
     settings = MachineSettings(
-        "node-a", BindingConfig("node-a"), root=folder / "host", migrations=MigrationSettings(address)
+        "node-a",
+        BindingConfig("node-a"),
+        root=folder / "host",
+        machines=MachineConfig(migrations=MigrationSettings(address)),
     )
     make_host(settings, dry_run=True, say=lines.append)
     warnings = [line for line in lines if "--migration-address" in line]
@@ -162,7 +168,7 @@ def test_the_start_warns_of_an_ipv6_migration_address_on_a_kernel_without_ipv6(
 
 def test_options_pass_shared_storage_to_the_start(folder: Path) -> None:
     settings = settings_of(folder, "--shared-storage", "/srv/vms")
-    assert settings.shared_storage == (Path("/srv/vms"),)
+    assert settings.machines.shared_storage == ("/srv/vms",)
 
 
 @pytest.mark.parametrize("verb", ["node", "up --no-node", "discover", "capacity --host"])

@@ -16,15 +16,15 @@ import grpc
 import pytest
 
 from devalloc.cli.verbs import warm as commands
-from devalloc.programs.node_options import WarmOptions, _waiting_machine, warm_settings
 from devalloc_machines.part import MachineSettings
-from devalloc_machines.qemu.machine_files import USERS, MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.warm import service
 from devalloc_machines.warm.addresses import BridgeNetwork
 from devalloc_machines.warm.part import warm_part
+from devalloc_machines.warm.paused_machine import read_template
 from devalloc_machines.warm.pool import Pool
 from devalloc_machines.warm.service import WarmService
-from devalloc_machines.warm.setup import WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb import node_pb2
@@ -182,7 +182,7 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
         (["--warm", "1", "--warm-uplink", "nat"], "--warm-uplink needs --warm-network bridge"),
         (["--warm", "1", "--warm-isolated"], "--warm-isolated needs --warm-network bridge"),
         (["--warm", "1", "--warm-network", "bridge", "--nft", "/none"], "install nftables, or set --nft"),
-        ([*BRIDGE, "--warm-subnet", "10.88.0.1/16"], "--warm-subnet must be an IPv4 network such as 10.88.0.0/16"),
+        ([*BRIDGE, "--warm-subnet", "10.88.0.1/16"], "'--warm-subnet': must be an IPv4 network such as 10.88.0.0/16"),
         ([*BRIDGE, "--warm-subnet", "10.88.0.0/31"], "must have a prefix of 8 to 30 bits, not 10.88.0.0/31"),
         ([*BRIDGE, "--warm-subnet", "224.0.0.0/16"], "224.0.0.0/16, which no guest can use"),
         ([*BRIDGE, "--warm-bridge", "../etc"], "a letter and up to 14 letters, digits and '_', not '../etc'"),
@@ -191,7 +191,7 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
         ([*CNI, "--warm-uplink", "nat"], "--warm-uplink needs --warm-network bridge"),
         (CNI, "--warm-network cni: /proc/sys/net/ipv4/neigh: has no list of CNI plugins at all"),
         ([*CNI, "--cni-network", "fcnet"], "has no list of CNI plugins named fcnet"),
-        ([*BRIDGE, "--warm-nameserver", "dns.example"], "--warm-nameserver must be an IPv4 address"),
+        ([*BRIDGE, "--warm-nameserver", "dns.example"], "'--warm-nameserver': must be an IPv4 address"),
     ],
 )
 def test_a_network_that_cannot_be_is_refused_at_the_start(
@@ -236,7 +236,7 @@ def test_options_alone_warn_of_no_setups(tmp_path: Path, toy: ToyPart) -> None:
     pool.open()
     pool.take("a")
     pool.close(soon())
-    assert warm_settings(WarmOptions(), "here", tmp_path, MachineConfig(), USERS, pytest.fail) is None
+    assert WarmConfig().checked("here", tmp_path, MachineConfig(), pytest.fail) == WarmConfig()
 
 
 def test_fields_without_meaning_for_waiting_machines_are_reported(
@@ -249,7 +249,7 @@ def test_fields_without_meaning_for_waiting_machines_are_reported(
         file = tmp_path / "machine.yaml"
         file.write_text(json.dumps({**kind, "spec": spec}))
         notes: list[str] = []
-        _waiting_machine(file, "here", notes.append)
+        read_template(file, "here", notes.append)
         return [line.split(": ")[2] for line in notes]
 
     assert waiting(nodeName="here") == []

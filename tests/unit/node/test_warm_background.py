@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from devalloc_machines.warm.pool import Pool, PoolBackground
-from devalloc_machines.warm.setup import Setup, WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import Setup
 from tests.support.toy_setups import BOOT, ToyPart, opened
 
 

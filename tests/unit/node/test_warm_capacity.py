@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.resources import HostUses
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import spec_of
 from devalloc_machines.warm.pool import Pool
-from devalloc_machines.warm.setup import NotEnoughSetups, WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import NotEnoughSetups
 from devalloc_node.errors import Denied
 from devalloc_node.journal.sqlite import open_journal
 from tests.support.capacity_fakes import host

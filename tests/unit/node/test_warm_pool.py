@@ -16,7 +16,8 @@ from devalloc_machines.warm import builder
 from devalloc_machines.warm.builder import SetupBuilder
 from devalloc_machines.warm.pool import Pool
 from devalloc_machines.warm.records import SetupRecord, SetupRecords
-from devalloc_machines.warm.setup import NotEnoughSetups, Setup, SetupNotTaken, WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import NotEnoughSetups, Setup, SetupNotTaken
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from tests.support.deadlines import soon

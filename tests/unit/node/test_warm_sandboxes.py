@@ -18,7 +18,8 @@ from devalloc_machines.qemu.resources import free_cpus
 from devalloc_machines.qemu.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, SandboxProvider
 from devalloc_machines.warm.pool import Pool, WarmSandboxes
 from devalloc_machines.warm.records import SetupRecord
-from devalloc_machines.warm.setup import NotEnoughSetups, Setup, WarmConfig
+from devalloc_machines.warm.settings import WarmConfig
+from devalloc_machines.warm.setup import NotEnoughSetups, Setup
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from tests.support.deadlines import soon
