@@ -42,9 +42,10 @@ class RequestLoop:
         self._operations, self._resync, self._clock = operations, resync, clock
         self._problems: dict[str, Outcome] = {}
         self.control(MachineControls())
-        self.worker: Worker[str | None, object] = Worker(
+        self.worker: Worker[str | None, str] = Worker(
             "cannot restart machines",
             self._work,
+            self._take,
             pace=Pace(batch=BATCH_SECONDS, threads=WORKERS, expected=(NodeError,)),
             clock=clock,
             spawn=spawn,
@@ -69,21 +70,21 @@ class RequestLoop:
         self.worker.run(stop)
 
     def _hear(self, changed: Sequence[str]) -> None:
-        for one in changed:
-            kind, _, key = one.partition(" ")
-            if kind == "machine":
+        self.worker.tell(*(key for kind, _, key in (one.partition(" ") for one in changed) if kind == "machine"))
+
+    def _take(self, keys: Sequence[str]) -> None:
+        """Have machines that changed looked at, but for those of objects: their loop cares for them."""
+        for key in dict.fromkeys(keys):
+            if self._operations.machines.owner(key):
+                self._problems.pop(key, None)
+            else:
                 self.worker.add(key)
 
     def _work(self, key: str | None, why: Why) -> Again | None:
         """Bring a machine nearer to its request, or have all of them looked at."""
         if key is None:
-            for each, owner in self._operations.machines.owners().items():
-                if not owner:
-                    self.worker.add(each)
+            self._take(list(self._operations.machines.owners()))
             return Again(self._resync)
-        if self._operations.machines.owner(key):  # an object has the name now, and its loop cares for that
-            self._problems.pop(key, None)
-            return None
         try:
             outcome = self._keeper.keep_request(key)
         except NodeError as error:

@@ -17,7 +17,7 @@ from devalloc_machines.qemu.records import MachineAmounts, State
 from devalloc_machines.vms import RequestLoop
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.operations.change_feed import ChangeNotifier
+from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 from tests.support.vm_rounds import look_at_requests
@@ -177,6 +177,21 @@ def test_a_machine_that_another_caller_changes_is_left_alone_in_silence(world: W
     look_at_requests(requests)
     assert world.machines.views["default/web"].runs
     assert notifier.count > beats
+
+
+def test_a_change_has_the_machine_looked_at_unless_it_is_that_of_an_object(world: World) -> None:
+    notifier, began = ChangeNotifier(), list[Callable[[], None]]()
+    world.create(machine_of(vm("web")))
+    world.create(machine_of(vm("db", uid="of-an-object")))
+    requests = RequestLoop(world.operations, notifier, clock=lambda: 100.0, spawn=began.append)
+    for name in ("web", "db"):
+        world.end(name)
+        notifier.beat(machine_change(f"default/{name}"))
+    requests.worker.round()
+    (work,) = began
+    work()
+    assert world.machines.views["default/web"].runs
+    assert not world.machines.views["default/db"].runs
 
 
 def test_one_gets_the_time_to_lock_its_memory_also_for_what_was_attached_while_it_ran(world: World) -> None:
