@@ -402,6 +402,7 @@ class MachineReconciler:
         vm, machine, problems = now.vm, now.machine, list[Outcome]()
         assert vm is not None
         assert machine is not None
+        self._attached.pop(now.key, None)
         self._backoff.runs(now.key)
         if self._scaling is not None:
             problems += scale_by_load(self._scaling, self._operations, vm, machine)

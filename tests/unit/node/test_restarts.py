@@ -76,6 +76,19 @@ def test_it_comes_back_with_what_was_attached_while_it_ran(world: World) -> None
     assert len(world.machines.devices) == 1
 
 
+def test_what_was_taken_out_of_it_since_does_not_come_back(world: World) -> None:
+    world.create(machine_of(vm("web")))
+    ref = world.bench.add("a/slot-0")
+    world.operations.attach(ref, "default/web", Deadline.after(10))
+    for world.now, devices in ((100, 1), (500, 0)):
+        world.end()
+        look_at_requests(world.requests)
+        assert world.machines.views["default/web"].runs
+        assert len(world.machines.devices) == devices
+        world.operations.detach(ref, "default/web", Deadline.after(10))
+    assert world.bench.claims.prepared(), "it stays prepared for the next machine"
+
+
 def test_it_comes_back_as_large_as_it_was_last_asked_to_be(world: World) -> None:
     machine = machine_of(vm("web"))
     world.create(machine)
