@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.inventory.config import DeviceRecords
 from devalloc_machines.part import MachineSettings
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.deadline import Deadline

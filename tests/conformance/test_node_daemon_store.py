@@ -20,7 +20,7 @@ from devalloc.programs.node_parts import store_publishing, store_source
 from devalloc.programs.plugin_thread import previous_name
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.part import MachineSettings
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.errors import Denied

@@ -20,9 +20,9 @@ import pytest
 from devalloc_machines.qemu import confinement, launch, machine_files, preflight, spawn
 from devalloc_machines.qemu.confinement import seen_by_program
 from devalloc_machines.qemu.exits import ExitWatcher
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.process import Process, alive, kill, memlock_of, open_nodes, pidfd, process, wait
 from devalloc_machines.qemu.records import MachineRecord
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_node.errors import Denied, Failed, Unknown
 from tests.support.machines import (

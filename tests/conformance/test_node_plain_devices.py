@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from devalloc_machines.qemu import allowed_paths, emulated_devices, lifecycle, spawn
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.qmp import QmpMonitor
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import Disk, EmulatedDevice, Nic, own_mac
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown

@@ -19,7 +19,7 @@ from devalloc.programs.node_parts import store_machines, store_publishing, store
 from devalloc.store import NotFound
 from devalloc.tracing import start_tracing
 from devalloc_machines.qemu import adoption, process
-from devalloc_machines.qemu.machine_files import AllowedFolder
+from devalloc_machines.qemu.settings import AllowedFolder
 from devalloc_node.daemon import run_daemon
 from devalloc_node.errors import Denied
 from devalloc_node.node import open_node

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from tests.support import firmware_image, kernel_modules, micro_image, python_image, sriov_host, sriov_image, tiny_guest
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image

@@ -13,7 +13,7 @@ import pytest
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu.cloned_disks import CLUSTER, empty_overlay
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.errors import Denied
 from tests.support.deadlines import soon
 from tests.support.guest import Guest

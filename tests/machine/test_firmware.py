@@ -18,7 +18,7 @@ import pytest
 from devalloc.inventory.pci import BarSizes
 from devalloc_machines.qemu import confinement, firmware, hotplug, spawn
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
+from devalloc_machines.qemu.settings import FirmwareFiles, MachineConfig
 from devalloc_node.errors import Denied, Failed
 from tests.support.deadlines import soon
 from tests.support.guest import Guest

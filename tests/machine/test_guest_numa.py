@@ -24,7 +24,7 @@ from devalloc_machines.qemu import attachment
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.firmware import FirmwareFiles
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.model.step import NUMA_NODE, PreparedDevice
 from tests.support import played_nodes
 from tests.support.deadlines import soon

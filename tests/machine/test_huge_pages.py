@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.errors import Denied
 from tests.support.deadlines import soon
 from tests.support.guest import Guest

@@ -18,7 +18,7 @@ import yaml
 from devalloc.inventory.pci import BarSizes
 from devalloc_machines.qemu import adoption, attachment, hotplug, pci
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.errors import Denied
 from devalloc_node.model.step import PreparedDevice
 from tests.support.cli_shell import Shell, devalloc

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from devalloc_machines.qemu import confinement
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError, Unknown
 from tests.support.deadlines import soon

@@ -22,8 +22,8 @@ from devalloc_machines.qemu import confinement, hotplug, pci, preflight
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.confinement import QemuLimits, qemu_limits
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.process import open_nodes, process
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import Disk, EmulatedDevice, Nic, machine_id
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import open_journal

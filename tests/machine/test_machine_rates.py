@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from devalloc.inventory.capacity.machines import bucket_bytes
-from devalloc_machines.qemu.machine_files import AllowedFolder
 from devalloc_machines.qemu.qmp import QmpMonitor
 from devalloc_machines.qemu.rates import GROUP
+from devalloc_machines.qemu.settings import AllowedFolder
 from devalloc_machines.qemu.spec import Disk, EmulatedDevice, RateLimits
 from devalloc_node.host import traffic
 from tests.machine.test_vm_objects import Host, host

@@ -13,8 +13,8 @@ import pytest
 
 from devalloc_machines.qemu import confinement, hotplug, pci, preflight
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.process import open_nodes
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_node.errors import Denied
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.deadlines import soon

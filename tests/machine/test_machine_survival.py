@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import process
 from devalloc_machines.qemu.records import MACHINES, State
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import EmulatedDevice, Nic
 from devalloc_node.errors import Denied, Unknown
 from tests.support.deadlines import soon

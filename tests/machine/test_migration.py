@@ -22,12 +22,11 @@ from devalloc.inventory.pci import BarSizes
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu import migration
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.migration_tls import make_identity
 from devalloc_machines.qemu.pci import WindowReserve, list_root_ports
 from devalloc_machines.qemu.process import process
+from devalloc_machines.qemu.settings import MachineConfig, MigrationSettings
 from devalloc_machines.qemu.spec import EmulatedDevice, Nic, machine_id
-from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.errors import Denied, Failed, Unknown
 from tests.support import tiny_guest
 from tests.support.deadlines import soon

@@ -14,7 +14,7 @@ from devalloc.controller.reconcile.fenced import take_away
 from devalloc.programs.node_parts import store_machines, store_source
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.part import MachineSettings, machines_of
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.vms import MigrationLoop, fencing
 from devalloc_machines.vms.migrations import ALL
 from devalloc_node.binding.binding import BindingConfig

@@ -16,7 +16,7 @@ import pytest
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu import firmware, migration
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
+from devalloc_machines.qemu.settings import FirmwareFiles, MachineConfig
 from devalloc_node.errors import Denied
 from tests.machine.test_firmware import starts_of
 from tests.support.deadlines import soon

@@ -37,10 +37,10 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_machines.qemu import adoption, attachment, confinement, launch, machine_files
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import open_nodes, process
 from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, QmpRefused, SocketPeer
 from devalloc_machines.qemu.records import MACHINES, PLUGS
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_machines.service import operations as machine_operations
 from devalloc_machines.service.operations import MachineOperations

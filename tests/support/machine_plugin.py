@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.journal import Journal
 from tests.support.machines import plugin

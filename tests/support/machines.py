@@ -18,9 +18,9 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc_machines.qemu import machine_files as machine_config
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.qmp import Connect, QmpMonitor
 from devalloc_machines.qemu.records import MachineView
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.journal import Journal
 from devalloc_node.journal.sqlite import open_journal
 from tests.support.images import Image

@@ -36,13 +36,12 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.part import MachineSettings, machines_of
 from devalloc_machines.qemu import machine_files, migration
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import kill, wait
 from devalloc_machines.qemu.qmp import Monitor, QmpMonitor, SocketPeer
 from devalloc_machines.qemu.records import MACHINES
+from devalloc_machines.qemu.settings import MachineConfig, MigrationSettings
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_machines.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop
-from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.journal import Journal

@@ -10,10 +10,10 @@ from uuid import UUID
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_machines.qemu import allowed_paths, launch, memory, vcpu
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.process import Process, memlock, process
 from devalloc_machines.qemu.qmp import Connect, SocketPeer, malformed_as_failed
 from devalloc_machines.qemu.records import MachineAmounts, MachineRecord
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import CPU, MIB, MachineSpec, spec_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed

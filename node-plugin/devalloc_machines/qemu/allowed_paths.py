@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from devalloc.inventory.storage_use import is_used_by_host
-from devalloc_machines.qemu.machine_files import AllowedFolder
+from devalloc_machines.qemu.settings import AllowedFolder
 from devalloc_machines.qemu.spec import Disk
 from devalloc_node.errors import Denied
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from devalloc_machines.qemu import allowed_paths, machine_files
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spawn import open_checked
 from devalloc_machines.qemu.spec import Disk, MachineSpec, memory_text
 from devalloc_node.deadline import Deadline

@@ -22,9 +22,9 @@ from typing import Any, get_args
 
 from devalloc_machines.qemu import allowed_paths, hotplug, spawn
 from devalloc_machines.qemu.command_line import NIC_DRIVERS, file_node, format_node, user_backend
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.pci import PERIPHERAL, PciDevice, QemuBackend, QmpCommand, function_id, present_devices
 from devalloc_machines.qemu.qmp import ANSWER_SECONDS, Monitor, QmpRefused, checked_number, checked_text, qom_get
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import (
     EMULATED_PREFIX,
     MAX_EMULATED_NAME,

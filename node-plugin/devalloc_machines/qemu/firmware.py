@@ -19,7 +19,7 @@ from devalloc.api.virtual_machine_migration import MigrationFirmware
 from devalloc.file_lock import FileLock
 from devalloc_machines.qemu import machine_files
 from devalloc_machines.qemu.confinement import PathAccess, seen_by_program
-from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
+from devalloc_machines.qemu.settings import FirmwareFiles, MachineConfig
 from devalloc_machines.qemu.spec import MachineSpec
 from devalloc_node.errors import Denied, Failed
 

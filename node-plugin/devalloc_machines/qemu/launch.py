@@ -42,10 +42,11 @@ from devalloc_machines.qemu.command_line import (
     tap_fd,
 )
 from devalloc_machines.qemu.confinement import QemuLimits, qemu_limits, seen_by_program
-from devalloc_machines.qemu.machine_files import MAX_SOCKET_PATH, MachineConfig
+from devalloc_machines.qemu.machine_files import MAX_SOCKET_PATH
 from devalloc_machines.qemu.process import Process, alive, kill, wait
 from devalloc_machines.qemu.qmp import Monitor
 from devalloc_machines.qemu.records import MachineRecord, content_of, record_of
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import (
     HOST_SANDBOX,
     MachineSandbox,

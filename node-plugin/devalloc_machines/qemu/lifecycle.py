@@ -38,7 +38,6 @@ from devalloc_machines.qemu import (
 )
 from devalloc_machines.qemu.cpu_pinning import pin_vcpus
 from devalloc_machines.qemu.exits import ExitHandler
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, open_nodes
 from devalloc_machines.qemu.qmp import Connect, QmpMonitor, run_state
 from devalloc_machines.qemu.records import (
@@ -50,6 +49,7 @@ from devalloc_machines.qemu.records import (
 )
 from devalloc_machines.qemu.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
 from devalloc_machines.qemu.resources import CapacityCheck, HostUses, without_object
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import (
     HOST_SANDBOX,
     NO_RATES,

@@ -16,10 +16,7 @@ from pathlib import Path
 
 from devalloc.file_lock import FileLock
 from devalloc_machines.qemu.process import Process, process, with_removed_file
-from devalloc_machines.qemu.settings import USERS as USERS
-from devalloc_machines.qemu.settings import AllowedFolder as AllowedFolder
-from devalloc_machines.qemu.settings import FirmwareFiles as FirmwareFiles
-from devalloc_machines.qemu.settings import MachineConfig as MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, Unknown
 

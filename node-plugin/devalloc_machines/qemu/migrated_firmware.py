@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from devalloc.api.virtual_machine_migration import MigrationFirmware
 from devalloc_machines.qemu import firmware, machine_files
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.qmp import Monitor
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import MachineSpec
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed

@@ -28,10 +28,10 @@ from devalloc.api.virtual_machine_migration import (
 from devalloc_machines.qemu import guest_numa, hotplug, memory, migrated_firmware, pci, preflight, vcpu
 from devalloc_machines.qemu.command_line import BLOCK, MAX_PCI_SLOTS, MAX_QUEUES
 from devalloc_machines.qemu.launch import queues_of_cards
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.pci_layout import port_places, ports_per_node
 from devalloc_machines.qemu.qmp import Monitor, checked_text, qom_get
 from devalloc_machines.qemu.records import MachineAmounts, MachineRecord
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import MachineSpec, NumaCell, spec_of, whole_cpus
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied

@@ -24,10 +24,10 @@ from devalloc.inventory.capacity.cpus import free_huge_pages, parse_cpu_list
 from devalloc.inventory.sysfs import Tree
 from devalloc_machines.qemu import spawn
 from devalloc_machines.qemu.guest_numa import memory_by_cell
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.records import (
     MachineView,
 )
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import MIB, NO_RATES, MachineSpec, memory_text, spec_of
 from devalloc_node.errors import Denied
 from devalloc_node.model.step import NUMA_NODE, Prepared

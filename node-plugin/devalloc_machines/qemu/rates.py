@@ -16,10 +16,10 @@ from typing import Any
 
 from devalloc_machines.qemu import launch
 from devalloc_machines.qemu.allowed_paths import may_use_tap
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.qmp import Monitor, checked_text
 from devalloc_machines.qemu.records import MACHINES, MachineRecord, record_of
 from devalloc_machines.qemu.registry import MachineRegistry
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import MachineSpec, RateLimits
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError

@@ -15,8 +15,9 @@ from pydantic import Field, TypeAdapter
 
 from devalloc.api.meta import parse_time
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc_machines.qemu.machine_files import MachineConfig, last_words
+from devalloc_machines.qemu.machine_files import last_words
 from devalloc_machines.qemu.process import Process
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import CPU, NO_RATES, EmulatedDevice, MachineSpec, Nic, NumaCell, RateLimits, spec_of
 from devalloc_node.errors import Failed, NodeError
 

@@ -20,7 +20,6 @@ from functools import partial
 from uuid import UUID
 
 from devalloc_machines.qemu import adoption, emulated_devices, firmware, launch, machine_files, pci, resources, user_ids
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process, alive, qemu_uuid
 from devalloc_machines.qemu.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed, run_state
 from devalloc_machines.qemu.records import (
@@ -37,6 +36,7 @@ from devalloc_machines.qemu.records import (
     record_of,
     state_of,
 )
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import (
     MachineSpec,
     SandboxProvider,

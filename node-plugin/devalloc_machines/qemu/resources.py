@@ -21,7 +21,6 @@ from devalloc_machines.qemu import confinement, launch, memory, preflight, vcpu
 from devalloc_machines.qemu.command_line import BLOCK
 from devalloc_machines.qemu.cpu_pinning import CpuHolder, NotEnoughCpus, choose_cpus, pin_vcpus
 from devalloc_machines.qemu.guest_numa import cells_of_vcpus, cpu_places
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.process import Process
 from devalloc_machines.qemu.qmp import ANSWER_SECONDS, Monitor
 from devalloc_machines.qemu.records import (
@@ -31,6 +30,7 @@ from devalloc_machines.qemu.records import (
     MachineRecord,
     record_of,
 )
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import CPU, MachineSpec, cpus_text, memory_text, whole_cpus
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError

@@ -11,7 +11,7 @@ import struct
 
 from devalloc.api.machine_start import MachineCloudInit
 from devalloc_machines.qemu import machine_files
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import MachineSpec
 from devalloc_node.errors import Failed
 

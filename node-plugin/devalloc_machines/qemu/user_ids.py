@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from devalloc_machines.qemu import adoption, machine_files
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.records import MACHINES, MachineRecord
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_node.errors import Denied
 from devalloc_node.journal import Journal

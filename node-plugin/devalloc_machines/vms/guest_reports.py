@@ -32,8 +32,8 @@ from devalloc_machines.qemu.guest_report import (
     MetricNames,
     updated_report,
 )
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.records import MACHINES, record_of
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.journal import Journal

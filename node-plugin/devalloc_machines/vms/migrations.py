@@ -29,7 +29,7 @@ from devalloc.worker import UNTRIED, Again, Pace, Why, Worker
 from devalloc_machines.qemu import migrated_firmware, migration
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.records import MachineRecord
-from devalloc_machines.qemu.settings import MigrationSettings as MigrationSettings
+from devalloc_machines.qemu.settings import MigrationSettings
 from devalloc_machines.qemu.spec import MachineSpec, locking_seconds, spec_of
 from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms import migration_objects as moves

@@ -21,10 +21,9 @@ from devalloc.store import StoreError
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.store.watcher import Listed
 from devalloc_machines.part import MachineSettings, machines_of
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig, MigrationSettings
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_machines.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop
-from devalloc_machines.vms.migrations import MigrationSettings
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError

@@ -28,7 +28,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.config import DeviceRecords, InventoryConfig
 from devalloc_machines.part import MachineSettings, machines_of
 from devalloc_machines.qemu import allowed_paths, confinement
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import Disk, machine_id
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.claims.journal_content import prepared_content

@@ -14,7 +14,7 @@ import pytest
 from devalloc.cli import node_client
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu import preflight
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.host_pools import machine
 from tests.support.toy_machines import vm

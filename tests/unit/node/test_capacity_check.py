@@ -13,9 +13,9 @@ import pytest
 from devalloc.inventory.capacity import CapacityConfig, discover_capacity, stored
 from devalloc.inventory.capacity.config import DEFAULT_RATIOS
 from devalloc.inventory.capacity.machines import MachineUsage
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.records import MachineAmounts, MachineRecord, content_of
 from devalloc_machines.qemu.resources import CapacityCheck, HostUses
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import RateLimits, spec_of
 from devalloc_node.errors import Denied, Failed
 from tests.support.capacity_fakes import host

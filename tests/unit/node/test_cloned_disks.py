@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from devalloc_machines.qemu import cloned_disks, machine_files
 from devalloc_machines.qemu.cloned_disks import CLUSTER, clone_path, empty_overlay, folder_of
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import AmountBounds, Disk, MachineSpec
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied

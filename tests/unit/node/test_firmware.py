@@ -15,7 +15,7 @@ import pytest
 
 from devalloc_machines.qemu import confinement, firmware, user_ids
 from devalloc_machines.qemu.command_line import MAX_QUEUES, StartContext, qemu_arguments, tap_fd
-from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
+from devalloc_machines.qemu.settings import FirmwareFiles, MachineConfig
 from devalloc_machines.qemu.spec import AmountBounds, Disk, MachineSpec, Nic
 from devalloc_node.errors import Denied, Failed
 from tests.support.node_errors import raises

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from devalloc_machines.qemu.guest_report import MAX_NAMES, NAME_SECONDS
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.vms import guest_reports
 from devalloc_machines.vms.guest_reports import GuestReports, ReportPort, ReportPorts
 from devalloc_node.deadline import Deadline

@@ -36,7 +36,6 @@ from devalloc_machines.qemu import (
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.exits import power_down_all
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.qmp import QmpMonitor
 from devalloc_machines.qemu.records import (
     MACHINES,
@@ -49,6 +48,7 @@ from devalloc_machines.qemu.records import (
     content_of,
     record_of,
 )
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import Disk, EmulatedDevice, spec_of
 from devalloc_machines.service import replies
 from devalloc_node.errors import Denied, Failed, Unknown

@@ -18,10 +18,10 @@ from devalloc_machines.qemu import allowed_paths, cloned_disks, confinement, lau
 from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
 from devalloc_machines.qemu.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_program
 from devalloc_machines.qemu.launch import LaunchOptions, check, memlock_needed, seconds_to_answer, spawn_words
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.process import Process
 from devalloc_machines.qemu.records import MachineRecord
 from devalloc_machines.qemu.resources import cpu_limit_of
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, machine_id, spec_of
 from devalloc_machines.qemu.user_ids import owners_among
 from devalloc_node.deadline import Deadline

@@ -35,7 +35,6 @@ from devalloc_machines.qemu import firmware, migrated_firmware, migration, migra
 from devalloc_machines.qemu.command_line import StartContext, qemu_arguments
 from devalloc_machines.qemu.launch import TLS_FOLDER
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import FirmwareFiles, MachineConfig
 from devalloc_machines.qemu.pci import WindowReserve
 from devalloc_machines.qemu.records import (
     MachineMigration,
@@ -46,9 +45,10 @@ from devalloc_machines.qemu.records import (
     record_after_end,
     record_of,
 )
+from devalloc_machines.qemu.settings import FirmwareFiles, MachineConfig, MigrationSettings
 from devalloc_machines.qemu.spec import machine_id, spec_of
 from devalloc_machines.vms.migration_objects import write_firmware_stored
-from devalloc_machines.vms.migrations import MigrationLoop, MigrationSettings, _Move
+from devalloc_machines.vms.migrations import MigrationLoop, _Move
 from devalloc_machines.vms.situation import is_to_restart, with_numa_node
 from devalloc_machines.vms.status import status_of
 from devalloc_node.deadline import Deadline

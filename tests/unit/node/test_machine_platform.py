@@ -20,10 +20,10 @@ from devalloc.inventory.pci import NO_BARS, BarSizes
 from devalloc_machines.qemu import adoption, attachment, hotplug, launch, lifecycle, rates, registry, spec, user_ids
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.pci import function_id
 from devalloc_machines.qemu.process import process
 from devalloc_machines.qemu.records import MACHINES, MachineAmounts, MachineMigration, MachineRecord, content_of
+from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import Disk, EmulatedDevice, NumaCell, RateLimits, machine_id
 from devalloc_machines.service import operations as node_operations
 from devalloc_machines.service.operations import MachineOperations

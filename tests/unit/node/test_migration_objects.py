@@ -26,9 +26,10 @@ from devalloc.api.virtual_machine_migration import (
 )
 from devalloc.store import Conflict, Object
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_machines.qemu.settings import MigrationSettings
 from devalloc_machines.vms import MigrationLoop
 from devalloc_machines.vms import migration_objects as moves
-from devalloc_machines.vms.migrations import ALL, MigrationSettings, _Move
+from devalloc_machines.vms.migrations import ALL, _Move
 from devalloc_machines.vms.status import write_status
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.operations.change_feed import ChangeNotifier

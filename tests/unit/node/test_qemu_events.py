@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.vms.guest_reports import ReportPort, ReportPorts
 from devalloc_machines.vms.qemu_events import QemuEvents
 from tests.support.toy_machines import vm

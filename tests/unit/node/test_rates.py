@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pyroute2 import IPRoute
 
 from devalloc_machines.qemu import rates
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.records import MachineRecord, content_of, record_of
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import NO_RATES, RateLimits, spec_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.host import network_namespace, traffic

@@ -41,11 +41,11 @@ from devalloc_machines.qemu import memory as machine_memory
 from devalloc_machines.qemu import migration_offer as offers
 from devalloc_machines.qemu.console import log_file, opened_console
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
-from devalloc_machines.qemu.machine_files import MachineConfig
 from devalloc_machines.qemu.migration import Progress
 from devalloc_machines.qemu.process import Process
 from devalloc_machines.qemu.qmp import QmpMonitor
 from devalloc_machines.qemu.records import MachineMigration, MachineRecord
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import MIB, Nic, NumaCell
 from devalloc_machines.qemu.vcpu import scale
 from devalloc_machines.vms.objects import Outcome

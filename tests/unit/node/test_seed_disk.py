@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from devalloc.api.machine_start import MAX_CLOUD_INIT
 from devalloc_machines.qemu import launch, seed_disk
 from devalloc_machines.qemu.command_line import start_disks
-from devalloc_machines.qemu.machine_files import MachineConfig
+from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spec import spec_of
 from tests.support.toy_machines import machine_of, vm
 
