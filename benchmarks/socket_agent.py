@@ -24,7 +24,7 @@ from typing import cast
 from prometheus_client import CollectorRegistry
 
 from benchmarks.fake_guests import METRICS, MONITOR, address, many_files
-from devalloc_machines.agent.agent_thread import AgentThread
+from devalloc_machines.agent.agent_thread import AgentThread, ChannelFactory
 from devalloc_machines.agent.channels import ScaledMachine
 from devalloc_machines.agent.http_client import HttpMetrics, new_session
 from devalloc_machines.agent.metrics import REQUESTS
@@ -84,7 +84,7 @@ async def agent(count: int, runs: int, seconds: float, url: str) -> ProcessFigur
     """As ``devalloc node`` has it, with reports and counters."""
     before, stop, registry = _memory(), threading.Event(), CollectorRegistry()
     settings = ScalingSettings(permits=url, compute_unit=UNIT)
-    scalers = AgentThread(cast(MachineOperations, InMemoryMachines(count)), settings, registry=registry)
+    scalers = AgentThread(ChannelFactory(cast(MachineOperations, InMemoryMachines(count)), settings), registry=registry)
     served = asyncio.create_task(scalers.serve(stop))
     for number in range(count):
         scalers.keep(ScaledMachine(_key(number), "", "run-1", BOUNDS, CONFIG, address(number), MONITOR, METRICS))

@@ -229,17 +229,14 @@ def store_machines(
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
     scalers = None
     if scaling is not None:
-        from devalloc_machines.agent.agent_thread import AgentThread
+        from devalloc_machines.agent.agent_thread import AgentThread, ChannelFactory
         from devalloc_neon.informant_client import informant_channel
 
+        may_ask, protocols = (lambda: not_ours is None or not not_ours.is_set()), {"informant": informant_channel}
         scalers = AgentThread(
-            operations,
-            scaling,
+            ChannelFactory(operations, scaling, may_ask, endpoint, protocols),
             changed=lambda key: node.notifier.beat(machine_change(key)),
             registry=node.metrics.registry,
-            may_ask=lambda: not_ours is None or not not_ours.is_set(),
-            endpoint=endpoint,
-            protocols={"informant": informant_channel},
         )
         operations.report = scalers.report
     runners = None

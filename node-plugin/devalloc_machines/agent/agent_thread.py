@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
@@ -41,15 +42,10 @@ metrics."""
 
 @dataclass(frozen=True, slots=True)
 class ChannelFactory:
-    """The same for all machines. Guests that keep connections open must not keep those to the server of permits from
-    being made, so each have a session of their own."""
+    """The same for all machines."""
 
     operations: MachineOperations
     settings: ScalingSettings
-    permits: ClientSession
-    guests: ClientSession
-    executors: MachineExecutors
-    """Where the platform is waited for."""
     may_ask: Callable[[], bool] = lambda: True
     """Whether the server of permits is who is meant."""
     endpoint: PermitEndpoint | None = None
@@ -57,8 +53,16 @@ class ChannelFactory:
     protocols: Mapping[str, GuestProtocol] = field(default_factory=dict)
     """Those of guests beside the monitor's, by name."""
 
-    def channels(self, scaled: ScaledMachine, scaler: Scaler) -> Channels:
-        """Those of one machine."""
+    def channels(
+        self,
+        scaled: ScaledMachine,
+        scaler: Scaler,
+        executors: MachineExecutors,
+        permits_session: ClientSession,
+        guests: ClientSession,
+    ) -> Channels:
+        """Those of one machine. ``executors``: where the platform is waited for. Guests that keep connections open must
+        not keep those to the server of permits from being made, so each have a session of their own."""
         settings, address = self.settings, scaled.address
         namespace, _, name = scaled.key.partition("/")
         # Without a runner pod it is the machine's name: another devalloc knows it by that.
@@ -66,11 +70,11 @@ class ChannelFactory:
         endpoint = self.endpoint or StaticEndpoint(settings.url, settings.token)
         permits: PermitChannel = OwnPermits(scaled.bounds)
         if scaled.uid:
-            permits = HttpPermits(self.permits, endpoint, pod, settings.unit, self.may_ask)
-        body = MachineActuator(self.operations, scaled.key, scaled.uid, scaled.run, self.executors)
+            permits = HttpPermits(permits_session, endpoint, pod, settings.unit, self.may_ask)
+        body = MachineActuator(self.operations, scaled.key, scaled.uid, scaled.run, executors)
 
         def metrics(port: int | Callable[[], int]) -> HttpMetrics:
-            return HttpMetrics(self.guests, address, system_port=port, lfc_port=scaled.lfc_port, era=settings.era)
+            return HttpMetrics(guests, address, system_port=port, lfc_port=scaled.lfc_port, era=settings.era)
 
         if scaled.protocol == "monitor":
             monitor = MonitorConnection(scaled.key, address, scaled.monitor_port, scaler, _timers(settings.agent))
@@ -102,24 +106,15 @@ class AgentThread:
 
     def __init__(
         self,
-        operations: MachineOperations,
-        settings: ScalingSettings,
+        channels: ChannelFactory,
         *,
         changed: Callable[[str], None] = lambda key: None,
         registry: CollectorRegistry | None = None,
-        may_ask: Callable[[], bool] = lambda: True,
-        endpoint: PermitEndpoint | None = None,
-        protocols: Mapping[str, GuestProtocol] | None = None,
     ) -> None:
-        """``changed`` gets the key of each machine whose report has changed. ``registry``: where the metrics go.
-        ``may_ask``: whether the process that listens at the permit endpoint is the right one. ``endpoint``:
-        the permit endpoint, instead of the one in the settings. ``protocols``: as of ``ChannelFactory``."""
-        self.settings = settings
-        self._operations = operations
+        """``changed`` gets the key of each machine whose report has changed. ``registry``: where the metrics go."""
+        self.settings = channels.settings
+        self._channels = channels
         self._changed = changed
-        self._may_ask = may_ask
-        self._endpoint = endpoint
-        self._protocols = protocols or {}
         self._mutex = threading.Lock()
         self._wanted: dict[str, ScaledMachine] = {}
         self._at: dict[str, str] = {}
@@ -204,27 +199,18 @@ class AgentThread:
             stack.callback(executors.close)
             permits = await stack.enter_async_context(new_session())
             guests = await stack.enter_async_context(new_session())
-            wiring = ChannelFactory(
-                self._operations,
-                self.settings,
-                permits,
-                guests,
-                executors,
-                self._may_ask,
-                self._endpoint,
-                self._protocols,
-            )
+            channels = partial(self._channels.channels, executors=executors, permits_session=permits, guests=guests)
             rules = ScalingRules(self.settings.unit, self.settings.timing, self.settings.era)
             agent = Agent(rules, scaler_timeouts(self.settings.agent), meter=self._metrics)
             stack.push_async_callback(agent.close)
             await stack.enter_async_context(agent_dump_served(agent, self.settings.dump))
 
             async def act() -> None:
-                self._tell(agent, await self._match(agent, wiring))
+                self._tell(agent, await self._match(agent, channels))
 
             await self._rounds.run(stop, act)
 
-    async def _match(self, agent: Agent, wiring: ChannelFactory) -> dict[str, ScaledMachine]:
+    async def _match(self, agent: Agent, channels: Callable[..., Channels]) -> dict[str, ScaledMachine]:
         """Have the agent scale what is to be scaled, and nothing else; what that is."""
         with self._mutex:
             wanted = dict(self._wanted)
@@ -232,11 +218,8 @@ class AgentThread:
             if key not in wanted:
                 agent.drop(key)
         for scaled in wanted.values():
-
-            def channels(scaler: Scaler, scaled: ScaledMachine = scaled) -> Channels:
-                return wiring.channels(scaled, scaler)
-
-            await agent.scale(ScalingTarget(scaled.key, scaled.identity, scaled.bounds, scaled.config, channels))
+            of_it = partial(channels, scaled)
+            await agent.scale(ScalingTarget(scaled.key, scaled.identity, scaled.bounds, scaled.config, of_it))
         return wanted
 
     def _tell(self, agent: Agent, scaled: Mapping[str, ScaledMachine]) -> None:

@@ -51,17 +51,12 @@ async def wired(what: ScaledMachine) -> Channels:
 
 def made_for(what: ScaledMachine, session: ClientSession, settings: ScalingSettings | None = None) -> Channels:
     wiring = ChannelFactory(
-        cast(MachineOperations, None),
-        settings or ScalingSettings(),
-        session,
-        session,
-        MachineExecutors(1),
-        protocols={"informant": informant_channel},
+        cast(MachineOperations, None), settings or ScalingSettings(), protocols={"informant": informant_channel}
     )
     made: list[Channels] = []
 
     def channels(scaler: Scaler) -> Channels:
-        made.append(wiring.channels(what, scaler))
+        made.append(wiring.channels(what, scaler, MachineExecutors(1), session, session))
         return made[0]
 
     Scaler("vm", ScalingRules(UNIT), what.bounds, what.config, channels, None, Random(1))

@@ -31,7 +31,9 @@ def scaled(key: str = "ns/vm", run: str = "run-1", uid: str = "uid", at: str = "
 
 def test_an_address_is_that_of_the_oldest_machine_that_names_it() -> None:
     news: list[str] = []
-    scalers = AgentThread(cast(MachineOperations, None), ScalingSettings(compute_unit=UNIT), changed=news.append)
+    scalers = AgentThread(
+        ChannelFactory(cast(MachineOperations, None), ScalingSettings(compute_unit=UNIT)), changed=news.append
+    )
     young = scaled("a/young", at="10.0.0.5", since="2026-02")
     old = scaled("b/old", at="10.0.0.5", since="2026-01")
     scalers.keep(young)
@@ -54,9 +56,9 @@ class Served:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, arounds: dict[str, ScalerFakes]) -> None:
         self.arounds, self.news = arounds, list[str]()
         settings = ScalingSettings(compute_unit=UNIT)
-        self.scalers = AgentThread(cast(MachineOperations, None), settings, changed=self.hear)
+        self.scalers = AgentThread(ChannelFactory(cast(MachineOperations, None), settings), changed=self.hear)
 
-        def channels(wiring: ChannelFactory, scaled: ScaledMachine, scaler: Scaler) -> Channels:
+        def channels(wiring: ChannelFactory, scaled: ScaledMachine, scaler: Scaler, **more: object) -> Channels:
             return self.arounds[f"{scaled.key} {scaled.run}"].channels(scaler)
 
         monkeypatch.setattr(ChannelFactory, "channels", channels)
