@@ -105,6 +105,7 @@ IMPATIENT = (
     ("tests.support.machine_scenarios", "soon", partial(soon, 0.2)),
     (__name__, "soon", partial(soon, 0.2)),
     ("devalloc_machines.vms.steps", "WORK_SECONDS", 0.2),
+    ("devalloc_machines.vms.steps", "FIRMWARE_SECONDS", 0.2),
     ("devalloc_machines.vms.machine_claims", "WORK_SECONDS", 0.2),
     ("devalloc_machines.vms.fencing", "WORK_SECONDS", 0.2),
 )
@@ -435,7 +436,8 @@ class MachineFaults(FaultPoints):
                 machine = described_by_monitor(Path(path))
             share = self.folder / "cgroup" / confinement.OURS / self.config().group(name) / "cpu.max"
             machines[key] = {
-                **{part: content[part] for part in ("state", "user", "applied", "reason")},
+                **{part: content[part] for part in ("state", "user", "reason")},
+                "applied": content["applied"] if machine else None,  # a run that was cut off has none
                 "qemu": machine,
                 "share": share.read_text() if machine and share.exists() else FULL,
             }
