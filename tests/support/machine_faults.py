@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -34,7 +35,7 @@ import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.sysfs import Tree
-from devalloc_machines.qemu import adoption, attachment, confinement, launch, machine_files
+from devalloc_machines.qemu import adoption, attachment, confinement, launch, machine_files, spawn
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.process import open_nodes, process
@@ -56,7 +57,8 @@ from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.operations.claim_registry import ClaimRegistry
-from tests.support import played_nodes
+from tests.support import played_nodes, tiny_guest
+from tests.support import qemu as qemu_monitor
 from tests.support.deadlines import soon
 from tests.support.fake_host import FakeHost
 from tests.support.fault_gates import (
@@ -83,6 +85,7 @@ from tests.support.fault_points import (
     claims_on,
 )
 from tests.support.forked_qemu import QemuForkServer, described_by_monitor, opened
+from tests.support.images import Image
 from tests.support.machines import MIB, open_folder, virtual_machine
 from tests.support.waiting import until
 
@@ -205,7 +208,8 @@ class HostWithMachines(FakeHost):
 
 @dataclass
 class MachineOutside(PersistentOutside):
-    forge: QemuForkServer | None = None
+    forge: Any = None
+    """What runs QEMU: a ``QemuForkServer``, or ``QemuProcesses``."""
     power_off: Callable[[], None] = lambda: None
     other_acts: Callable[[str], None] = lambda act: None
 
@@ -238,14 +242,36 @@ def _user_of(tree: Tree, nodes: Collection[str]) -> str | None:
     return next((str(processes[0]) for processes in opened.values()), None)
 
 
+class QemuProcesses:
+    """Real ones, in place of ``QemuForkServer``. ``folder``: with the life files of all there are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def run(self, plan: str) -> tuple[int, bytes]:
+        words = [sys.executable, "-I", str(spawn.__file__), plan, "--detach"]
+        done = subprocess.run(words, capture_output=True, start_new_session=True)
+        return done.returncode, done.stderr
+
+    def children(self) -> list[int]:
+        lives = [life.read_text().split() for life in self._folder.glob("*.life")]
+        processes = [process(int(words[0])) for words in lives if len(words) == 2]
+        return [one.pid for one in processes if one is not None]
+
+    def close(self) -> None:
+        for pid in self.children():
+            os.kill(pid, signal.SIGKILL)
+
+
 class MachineFaults(FaultPoints):
     """A scenario with machines, and all its fault points. To be closed."""
 
     scenario: MachineScenario
     outside: MachineOutside
 
-    def __init__(self, scenario: MachineScenario, folder: Path) -> None:
-        folder = folder.resolve()
+    def __init__(self, scenario: MachineScenario, folder: Path, qemu: Image | None = None) -> None:
+        """``qemu``: has the one to use; None: stand-ins. A scenario for a real one has no devices."""
+        folder, self.qemu = folder.resolve(), qemu
         folder.chmod(0o711)  # machines run as users of their own
         (folder / "images").mkdir()
         (folder / "images/kernel").touch()
@@ -261,7 +287,9 @@ class MachineFaults(FaultPoints):
             (each / "cgroup.subtree_control").write_text("cpu\n")
         self.scenario, self.folder, self.uid = scenario, folder, ""
         self._begun = time.time()
-        self.forge = QemuForkServer(folder / "host")
+        if qemu is not None:
+            tiny_guest.write(folder / "images/kernel")
+        self.forge: Any = QemuForkServer(folder / "host") if qemu is None else QemuProcesses(folder / "machines")
         self.nodes = pytest.MonkeyPatch()
         try:
             if scenario.on_two_nodes:
@@ -394,9 +422,9 @@ class MachineFaults(FaultPoints):
         self.sound(f"{when}: taken back")
 
     def _assert_same(self, wanted: dict[str, Any], when: str, point: FaultPoint) -> None:
-        """The same, but for the logs of a machine that did not run since the power failed: they are in its memory."""
+        """The same, but for logs of a run that was cut off, or of one before the power failed: they are in memory."""
         state = self.state()
-        if point.how == POWER:
+        if point.how == POWER or self.scenario.has_object:
             state, wanted = ({**one, "files": [*filter(_outlives_power, one["files"])]} for one in (state, wanted))
         assert_same(state, wanted, when)
 
@@ -433,7 +461,10 @@ class MachineFaults(FaultPoints):
             path = self.folder / "theirs/qmp" if self.scenario.adopted else self.config().folder(name) / "qmp"
             machine: Any = {}
             with suppress(OSError):
-                machine = described_by_monitor(Path(path))
+                if self.qemu is None:
+                    machine = described_by_monitor(Path(path))
+                elif machine_files.process_of(name, self.config()) is not None:
+                    machine = _described_by_qemu(Path(path))
             share = self.folder / "cgroup" / confinement.OURS / self.config().group(name) / "cpu.max"
             machines[key] = {
                 **{part: content[part] for part in ("state", "user", "reason")},
@@ -451,13 +482,14 @@ class MachineFaults(FaultPoints):
         return MachineConfig(
             self.folder / "machines",
             self.folder / "run",
-            "/bin/true",  # see `forked_qemu`
+            "/bin/true" if self.qemu is None else str(self.qemu.qemu),  # see `forked_qemu`
             folders=(open_folder(self.folder / "images"),),
             socket_folders=(open_folder(self.folder / "theirs"),),
             accel="tcg",
             cgroups=self.folder / "cgroup",
             systemd=False,
-            **({"visible": (self.folder,)} if hasattr(MachineConfig, "visible") else {}),  # with its host's devices
+            # With its host's devices.
+            **({"visible": (self.folder,)} if self.qemu is None and hasattr(MachineConfig, "visible") else {}),
             **self._platform(),
         )
 
@@ -532,6 +564,12 @@ class MachineFaults(FaultPoints):
 
             plugin = MachinePlugin(claims, reconciler, scenario, operations, machines, vm, refs, reboot, served)
             yield plugin
+
+
+def _described_by_qemu(path: Path) -> Any:
+    with closing(qemu_monitor.Monitor(path)) as monitor:
+        cpus = monitor.execute("query-cpus-fast")
+        return {"status": monitor.execute("query-status")["status"], "cpus": len(cpus)}
 
 
 def _boot(folder: Path) -> str:

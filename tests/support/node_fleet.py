@@ -65,8 +65,11 @@ class Fleet:
     def start_node(self, node: str, *options: str) -> None:
         home = self.folder / node
         home.mkdir(exist_ok=True)
-        images = ("--image-folder", f"{self.image.folder}:any", "--image-folder", f"{self.disks}:any")
-        shared = ("--host-capacity", "--oversub-cpu", "100", "--shared-storage", str(self.disks))
+        is_old = self.version.name == "0.1.0"  # in which a folder is everyone's, and no storage is shared
+        folders = [str(folder) if is_old else f"{folder}:any" for folder in (self.image.folder, self.disks)]
+        images = [word for folder in folders for word in ("--image-folder", folder)]
+        shared = ["--host-capacity", "--oversub-cpu", "100"]
+        shared += [] if is_old else ["--shared-storage", str(self.disks)]
         machines = ("--qemu", str(self.image.qemu), "--accel", "tcg", "--machine-dir", str(home / "run"))
         self.run(
             node,

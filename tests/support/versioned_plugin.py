@@ -93,6 +93,8 @@ def _harness(name: str, folder: Path, root: Path) -> FaultPoints:
     is_machine = isinstance(scenario, MachineScenario)
     harness: FaultPoints = object.__new__(MachineFaults if is_machine else FaultPoints)
     harness.scenario, harness.folder, harness.uid = scenario, folder, "" if is_machine else str(len(scenario.others))
+    if isinstance(harness, MachineFaults):
+        harness.qemu = None
     claims = scenario.claims if isinstance(scenario, MachineScenario) else (*scenario.others, scenario.devices)
     refs = [reference(str(number)) for number in range(len(claims))]
     grants = {ref.uid: Grant(ref, KIND, devices) for ref, devices in zip(refs, claims, strict=True)}
