@@ -395,6 +395,7 @@ _ROW = TypeAdapter(MachineRecord)
 def content_of(record: MachineRecord) -> dict[str, Any]:
     """As JSON. Members are only ever added; a reader ignores those it does not know."""
     content: dict[str, Any] = _ROW.dump_python(record, mode="json", by_alias=True)
+    content["manifest"].pop("status", None)  # of no use here, and an earlier version refuses what is new in it
     return content
 
 

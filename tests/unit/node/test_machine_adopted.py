@@ -1205,6 +1205,13 @@ def test_nodes_that_a_device_had_before_a_reboot_are_others_now(
     assert owners.changes == [(str(second), os.getuid(), os.getgid())]
 
 
+def test_a_row_has_no_status_of_its_object_which_another_version_may_not_know() -> None:
+    machine = virtual_machine("m").to_manifest()
+    with_status = {**machine, "status": {"phase": "Running", "restarts": 1}}
+    assert content_of(MachineRecord(with_status, "running", "a run"))["manifest"] == machine
+    assert "status" in with_status
+
+
 def test_what_a_reboot_has_taken_out_of_machines_is_forgotten(machines: MachineLifecycle) -> None:
     boots = {"default/m/claim-1": adoption.boot_id(), "default/m/claim-2": "another", "default/m/claim-3": None}
     for target, boot in boots.items():
