@@ -17,7 +17,7 @@ from tests.support.machines import short_folder
 WHOLE = os.environ.get("MIGRATION_FAULTS", "")
 STEP = int(WHOLE) if WHOLE.isdecimal() else 1 if WHOLE else 61
 """Each of so many points is tried; ``make migration-faults`` tries all."""
-NAMES = ("machine-scaled", "machine-restarted", *(name for name, one in SCENARIOS.items() if one.has_object))
+NAMES = ("machine-restarted", *(name for name, one in SCENARIOS.items() if one.has_object))
 
 
 @pytest.mark.parametrize("name", NAMES)
