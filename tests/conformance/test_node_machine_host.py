@@ -78,7 +78,7 @@ def test_out_of_descriptors_no_machine_counts_as_ended(
 
 
 def test_nor_is_one_taken_to_hold_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -176,7 +176,7 @@ def spawned(file: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_machine_has_no_parent_and_its_lock_shows_that_it_lives(tmp_path: Path) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     disk = tmp_path / "disk"
     disk.write_text("content of the disk")
     script = "cat /dev/fd/100; echo $PWD; ulimit -c; exec sleep 60"
@@ -206,7 +206,7 @@ def test_a_machine_has_no_parent_and_its_lock_shows_that_it_lives(tmp_path: Path
 def test_a_machine_sees_what_it_needs_and_all_with_a_word_where_the_kernel_refuses(
     tmp_path: Path, refused: bool
 ) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     (tmp_path / "kernel").write_text("of the guest")
     (tmp_path / "secret").write_text("of another one")
     folder = config.run / "m"
@@ -238,7 +238,7 @@ def test_a_machine_sees_what_it_needs_and_all_with_a_word_where_the_kernel_refus
 
 
 def test_a_machine_runs_on_the_cpus_it_is_pinned_to_or_not_at_all(tmp_path: Path) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     cpu = max(os.sched_getaffinity(0))
     gone = 1 + max(os.sched_getaffinity(1))  # as one that was taken away after it was chosen
     offline = f"CPUs [{gone}]: they went offline meanwhile"
@@ -277,9 +277,9 @@ def started_by_systemd(tmp_path: Path, program: str) -> MachineConfig:
     qemu.write_text(f"#!/bin/sh\n{program}\n")
     qemu.chmod(0o755)
     config = MachineConfig(
-        tmp_path / "state",
-        tmp_path / "run",
-        str(qemu),
+        state=tmp_path / "state",
+        run=tmp_path / "run",
+        binary=str(qemu),
         folders=(AllowedFolder(tmp_path, "any"),),
         systemd=True,
         cgroups=tmp_path,
@@ -315,7 +315,7 @@ def test_the_output_of_a_failed_systemd_start_is_the_reason(tmp_path: Path, syst
 
 
 def test_an_error_before_qemu_starts_is_the_reason(tmp_path: Path) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     file = plan(config, ["/bin/true"], files={"100": ["/no/such/disk", True]})
     words = [sys.executable, "-I", str(Path(spawn.__file__)), str(file)]
     assert subprocess.run(words, capture_output=True, timeout=120, check=False).returncode == spawn.FAILED
@@ -323,7 +323,7 @@ def test_an_error_before_qemu_starts_is_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_machine_cannot_say_that_it_is_another_process(tmp_path: Path) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     life = config.life("m")
     assert spawned(plan(config, ["/bin/sleep", "60"])).returncode == 0
     running = machine_files.process_of("m", config)
@@ -338,7 +338,7 @@ def test_a_machine_cannot_say_that_it_is_another_process(tmp_path: Path) -> None
 
 
 def test_a_folder_that_became_a_link_leads_nowhere(tmp_path: Path) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     images, secrets = tmp_path / "images", tmp_path / "secrets"
     secrets.mkdir()
     (secrets / "disk").touch()
@@ -350,7 +350,7 @@ def test_a_folder_that_became_a_link_leads_nowhere(tmp_path: Path) -> None:
 
 
 def test_asking_whether_a_machine_lives_does_not_keep_it_from_starting(tmp_path: Path) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     file = plan(config, ["/bin/sleep", "60"])
     with config.life("m").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -371,7 +371,7 @@ def test_asking_whether_a_machine_lives_does_not_keep_it_from_starting(tmp_path:
     ],
 )
 def test_a_failed_start_reports_its_cause_and_leaves_no_process(tmp_path: Path, broken: dict[str, object]) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     done = spawned(plan(config, **{"argv": ["/bin/true"], **broken}))  # type: ignore[arg-type]
     assert done.returncode == spawn.FAILED
     assert "/no/such" in done.stderr
@@ -379,7 +379,7 @@ def test_a_failed_start_reports_its_cause_and_leaves_no_process(tmp_path: Path, 
 
 
 def test_a_machine_that_lives_without_a_recorded_process_is_unknown(tmp_path: Path) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     config.state.mkdir()
     with config.life("m").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -391,7 +391,7 @@ def test_a_machine_has_ended_when_its_process_has_and_not_when_its_lock_is_free(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     """The kernel may take seconds to let go of devices, and a guest that took QEMU over could let go of the lock."""
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     config.state.mkdir()
     there = process(sleeper.pid)
     assert there is not None
@@ -407,7 +407,7 @@ def test_a_machine_has_ended_when_its_process_has_and_not_when_its_lock_is_free(
 
 
 def test_last_words_are_one_bounded_line_and_no_link_is_followed(tmp_path: Path) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", log_bytes=1000)
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run", log_bytes=1000)
     folder = config.run / "m"
     folder.mkdir(parents=True)
     log = folder / "qemu.log"
@@ -557,7 +557,7 @@ def test_kvm_is_what_boots_a_guest_and_the_verdict_is_kept(tmp_path: Path) -> No
     tried = tmp_path / "tried"
     qemu = tmp_path / "qemu"
     device = tmp_path / "kvm"
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", binary=str(qemu))
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run", binary=str(qemu))
 
     def is_a(status: int) -> None:
         qemu.write_text(f"#!/bin/sh\necho x >> {tried}\nexit {status}\n")
@@ -571,7 +571,7 @@ def test_kvm_is_what_boots_a_guest_and_the_verdict_is_kept(tmp_path: Path) -> No
     assert tried.read_text() == "x\n"
     is_a(1)  # another QEMU is tried anew
     assert preflight.choose_accelerator(config, device) == "tcg"
-    demanded = MachineConfig(tmp_path / "state", tmp_path / "run", binary=str(qemu), accel="kvm")
+    demanded = MachineConfig(state=tmp_path / "state", run=tmp_path / "run", binary=str(qemu), accel="kvm")
     with raises(Denied, "KvmUnusable"):
         preflight.choose_accelerator(demanded, device)
     assert tried.read_text() == "x\nx\n"

@@ -480,9 +480,9 @@ class MachineFaults(FaultPoints):
 
     def config(self) -> MachineConfig:
         return MachineConfig(
-            self.folder / "machines",
-            self.folder / "run",
-            "/bin/true" if self.qemu is None else str(self.qemu.qemu),  # see `forked_qemu`
+            state=self.folder / "machines",
+            run=self.folder / "run",
+            binary="/bin/true" if self.qemu is None else str(self.qemu.qemu),  # see `forked_qemu`
             folders=(open_folder(self.folder / "images"),),
             socket_folders=(open_folder(self.folder / "theirs"),),
             accel="tcg",

@@ -285,7 +285,7 @@ def test_without_qemu_the_log_says_so_and_nothing_of_kvm(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kvm").touch()
-    config = MachineConfig(tmp_path / "state", binary="no-such-qemu")
+    config = MachineConfig(state=tmp_path / "state", binary="no-such-qemu")
 
     with caplog.at_level(logging.WARNING):
         assert preflight.choose_accelerator(config, tmp_path / "kvm") == "tcg"

@@ -40,7 +40,9 @@ def image(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path, image: Path) -> MachineConfig:
-    return MachineConfig(tmp_path / "state", tmp_path / "run", folders=(AllowedFolder(image.parent, "shared"),))
+    return MachineConfig(
+        state=tmp_path / "state", run=tmp_path / "run", folders=(AllowedFolder(image.parent, "shared"),)
+    )
 
 
 def made(spec: MachineSpec, config: MachineConfig) -> dict[str, bytes]:

@@ -101,8 +101,8 @@ class Owners:
 @pytest.fixture
 def config(tmp_path: Path) -> MachineConfig:
     return MachineConfig(
-        tmp_path / "state",
-        tmp_path / "run",
+        state=tmp_path / "state",
+        run=tmp_path / "run",
         socket_folders=(AllowedFolder(tmp_path, "any"),),
         accel="tcg",
         users=None,

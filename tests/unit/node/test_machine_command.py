@@ -254,7 +254,7 @@ def test_disks_are_copied_before_qemu_starts_and_as_long_as_the_caller_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float | None
 ) -> None:
     """A caller that does not say how long has no time for a copy."""
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", cgroups=tmp_path)
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run", binary="true", cgroups=tmp_path)
     deadlines: list[Deadline] = []
 
     def unfinished(spec: MachineSpec, config: MachineConfig, deadline: Deadline) -> None:
@@ -273,7 +273,11 @@ def test_disks_are_copied_before_qemu_starts_and_as_long_as_the_caller_waits(
 def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, tmp_path: Path) -> None:
     """Of another plugin with the same folder for machines; or its life file was removed."""
     config = MachineConfig(
-        tmp_path / "state", tmp_path / "run", "true", folders=(AllowedFolder(images, "any"),), cgroups=tmp_path
+        state=tmp_path / "state",
+        run=tmp_path / "run",
+        binary="true",
+        folders=(AllowedFolder(images, "any"),),
+        cgroups=tmp_path,
     )
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
     folder, given = config.folder(spec.id), LaunchOptions(MachineRecord({}, "starting", "uuid"), "tcg")
@@ -298,7 +302,7 @@ def test_a_pipe_in_place_of_an_image_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_whether_kvm_works_is_tried_once_and_a_no_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, kvm, tries = MachineConfig(tmp_path / "state"), tmp_path / "kvm", [False, True]
+    config, kvm, tries = MachineConfig(state=tmp_path / "state"), tmp_path / "kvm", [False, True]
     kvm.touch()
     monkeypatch.setattr(preflight, "why_no_boot", lambda *_: "" if tries.pop(0) else "it is too slow")
     verdict = config.state / "kvm.json"
@@ -503,7 +507,7 @@ def test_what_a_start_needs_is_checked_before_anything_is_made(
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
     given = LaunchOptions(MachineRecord({}, "starting", "u"), "tcg")
     config = MachineConfig(
-        tmp_path / "state", tmp_path / "run", binary="/bin/true", folders=(AllowedFolder(images, "any"),)
+        state=tmp_path / "state", run=tmp_path / "run", binary="/bin/true", folders=(AllowedFolder(images, "any"),)
     )
     check(spec, config, given)
     for broken, code in (
@@ -586,7 +590,7 @@ class Gone:
     ],
 )
 def test_what_qemu_will_never_have_is_not_to_be_tried_again(tmp_path: Path, words: str, again: bool) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
     config.folder(SPEC.id).mkdir(parents=True)
     (config.folder(SPEC.id) / "qemu.log").write_text(f"qemu-system-x86_64: {words}\n")
     with raises(Failed, "MachineDidNotStart", retryable=again, match="did not start: qemu-system"):
@@ -596,7 +600,9 @@ def test_what_qemu_will_never_have_is_not_to_be_tried_again(tmp_path: Path, word
 def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images: Path, tmp_path: Path) -> None:
     image = images / "disk"
     image.write_bytes(b"content".ljust(4096))
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(AllowedFolder(images, "any"),))
+    config = MachineConfig(
+        state=tmp_path / "state", run=tmp_path / "run", binary="true", folders=(AllowedFolder(images, "any"),)
+    )
     spec = replace(SPEC, disks=(Disk(str(image), "raw"),), kernel=None, initrd=None, append="", nics=())
     given = LaunchOptions(MachineRecord({}, "starting", "uuid"), "tcg")
     check(spec, config, given)
@@ -753,7 +759,7 @@ def test_only_a_cgroup_of_its_own_bounds_a_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, share: int | None
 ) -> None:
     """Where it could be given none, it is in the plugin's, whose bound is not the machine's."""
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", cgroups=tmp_path)
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run", binary="true", cgroups=tmp_path)
     folder = tmp_path / name.replace("own", config.group(SPEC.id))
     folder.mkdir(exist_ok=True)
     (folder / "cpu.max").write_text("150000 100000")

@@ -55,9 +55,9 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.qemu = FakeQemu(folder / "qmp")
         config = MachineConfig(
-            folder / "state",
-            folder / "run",
-            "/bin/true",
+            state=folder / "state",
+            run=folder / "run",
+            binary="/bin/true",
             folders=(AllowedFolder(folder, "any"),),
             socket_folders=(AllowedFolder(folder, "any"),),
             accel="tcg",

@@ -367,7 +367,7 @@ class ConsoleOf:
     """A machine that runs, and whose QEMU says who has its console open."""
 
     def __init__(self, folder: Path, filename: str, **spec: Any) -> None:
-        self.config = MachineConfig(folder / "state", folder / "run")
+        self.config = MachineConfig(state=folder / "state", run=folder / "run")
         self.record = MachineRecord(virtual_machine("m", **spec).to_manifest(), "running", "run")
         self.qemu = monitor(query_chardev=[{"label": "monitor", "filename": "x"}, {"label": "console0"}])
         self.qemu.table["query-chardev"][1]["filename"] = filename
@@ -479,7 +479,7 @@ def test_a_card_has_as_many_queues_on_both_nodes(monkeypatch: pytest.MonkeyPatch
 def test_a_machine_that_changes_its_node_is_not_changed_otherwise(
     tmp_path: Path, side: Literal["source", "target"]
 ) -> None:
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", systemd=False)
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run", systemd=False)
     machines = MachineLifecycle(config, open_journal(tmp_path / "records"))
     content = virtual_machine("m").to_manifest()
     machines.put(MachineRecord(content, "running", "run", migration=MachineMigration("u", side)))
