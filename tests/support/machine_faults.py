@@ -345,7 +345,8 @@ class MachineFaults(FaultPoints):
 
     def points(self, hows: Collection[str] = HOWS_OF_MACHINES) -> list[FaultPoint]:
         # After a power cut there would be no machine to adopt.
-        return super().points([how for how in hows if how != POWER or not self.scenario.adopted])
+        is_adopted = self.scenario.adopted or self.scenario.name == "object-journal-lost"
+        return super().points([how for how in hows if how != POWER or not is_adopted])
 
     def _run(self, act: str, gate: FaultGate) -> tuple[list[str] | None, str | None]:
         self._begun = time.time()

@@ -28,6 +28,7 @@ from devalloc_machines.service.operations import MachineOperations
 from devalloc_machines.vms import LoopExecution, LoopSettings, VirtualMachineLoop, fencing, objects
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.errors import NodeError
+from devalloc_node.journal import open_journal
 from devalloc_node.model.grant import GrantedDevice
 from devalloc_node.operations.change_feed import ChangeNotifier
 from tests.support.fault_gates import GatedObjects
@@ -57,7 +58,7 @@ class MachineObject:
     def __init__(
         self, folder: Path, vm: VirtualMachine, gate: Any, claims: Sequence[tuple[GrantedDevice, ...]], node: str
     ) -> None:
-        self.store = SQLiteStore(folder / FILE)
+        self._folder, self.store = folder, SQLiteStore(folder / FILE)
         self.gated: Any = GatedObjects(self.store, gate)
         self.grants = StoreGrants(self.gated, node)
         self.vm, self.node, self._now = vm, node, 0.0
@@ -128,7 +129,7 @@ class MachineObject:
         def is_so() -> bool:
             here, phase = self.operations.machines.get(self.key), (self.get() or {}).get("status", {}).get("phase")
             is_over = here is None or not here.runs
-            return is_over and phase in (None, "Stopped") and not self.operations.claims.held()
+            return is_over and phase in (None, "Stopped", "Pending") and not self.operations.claims.held()
 
         self.until(is_so, "it rests")
 
@@ -197,9 +198,11 @@ class MachineObject:
     def lose_and_stop(self) -> None:
         """Its row of the journal is lost, it is taken up again, and it is stopped."""
         if self.is_to_run():
+            self.await_running()  # else its object does not name the run, and nothing can tell whose it is
             there = self.operations.machines.get(self.key)
-            if there is not None and there.state is State.RUNNING:
-                self.operations.machines.records.drop(MACHINES, self.key)
+            if there is not None:
+                with closing(open_journal(self._folder / "state")) as journal:
+                    journal.drop(MACHINES, self.key)
                 self.await_running()
                 now = self.operations.machines.get(self.key)
                 assert now is not None
