@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import logging
 import re
@@ -442,8 +443,6 @@ def _extra_of(package: str) -> str:
 
 def require_packages(*packages: str) -> None:
     """Check that packages are installed, before the verb prints anything. Raises CommandFailed with what to install."""
-    import importlib
-
     for package in packages:
         try:
             importlib.import_module(package)
@@ -462,6 +461,25 @@ def ending_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def runs(module: str) -> Callable[[Callable[[], None]], Callable[..., int | None]]:
+    """What a function describes is what the function of its name in a module does. The module is imported when it is
+    called: it may import what only that needs. Below the options and arguments, which are passed on."""
+
+    def decorate(described: Callable[[], None]) -> Callable[..., int | None]:
+        return wraps(described)(later(module, described.__name__))
+
+    return decorate
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """The function of a module, which is imported when it is called."""
+
+    def call(*of: Any, **given: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*of, **given)
+
+    return call
 
 
 def verb(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Verb]:

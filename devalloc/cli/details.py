@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
@@ -34,12 +34,10 @@ from devalloc.cli.target import missing_controller_note
 from devalloc.cli.terminal import print_heading, print_line
 from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside, solver_documents
 from devalloc.machines.schedule.what_if import solve_with_machines
+from devalloc.store import Store
 from devalloc.store.errors import Forbidden, Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver.dialects.api_groups import api_group_of
-
-if TYPE_CHECKING:
-    from devalloc.store import Store
 
 Object = dict[str, Any]
 

@@ -15,15 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from devalloc.api import virtual_machine
+from devalloc.api.cordon import NODE_KIND
+from devalloc.api.decode import decode
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.problems import Problem
 from devalloc.cli.command import BadInput, is_recursive
 from devalloc.cli.example_files import example_folders
 from devalloc.cli.render.output import show_spinner
+from devalloc.cli.resource_claims import is_pod_with_claims
 from devalloc.cli.terminal import print_note
+from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign, is_left_aside
+from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_config_annotation
+from devalloc.scaling.resources import ANNOTATION as BOUNDS
+from devalloc.store.errors import Key
+from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from devalloc.api.manifests import Document
     from devalloc_solver.pipeline.quota import ClassNames
 
@@ -36,11 +44,6 @@ _MAX_NAMES = 3
 
 def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Sequence[Object] = ()) -> Iterator[str]:
     """A warning for each kind that devalloc does not use. ``stored``: objects of the store to which they go."""
-    from devalloc.api.cordon import NODE_KIND
-    from devalloc.cli.resource_claims import is_pod_with_claims
-    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign, is_left_aside
-    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
-
     contents = [document.content for document in documents]
     named: set[tuple[str, str]] | None = None
     is_dra = any(api_group_of(content) == RESOURCE_CLAIMS or is_pod_with_claims(content) for content in contents)
@@ -78,8 +81,6 @@ def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: 
 
 
 def _is_read(api_version: str, kind: str) -> bool:
-    from devalloc.api.kinds import API_KINDS
-
     return (kind in API_KINDS and API_KINDS[kind].api_version == api_version) or (
         api_version == "v1" and kind in ("Namespace", "ResourceQuota")
     )
@@ -108,10 +109,6 @@ def _configs(objects: Iterable[Object]) -> Iterator[tuple[str, str]]:
 
 def annotation_problems(document: Document) -> Iterator[Problem]:
     """Problems of a machine's annotations, and warnings about those that are ignored."""
-    from devalloc.api import virtual_machine
-    from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_config_annotation
-    from devalloc.scaling.resources import ANNOTATION as BOUNDS
-
     content, metadata = document.content, document.content["metadata"]
     annotations = metadata.get("annotations") or {}
     if content["kind"] != "VirtualMachine":
@@ -154,8 +151,6 @@ def _class_names(documents: Iterable[Document], stored: Iterable[Object] = ()) -
 def resource_problems(document: Document) -> Iterator[Problem]:
     """Problems of an object of resource.k8s.io that the solver reads, with the feature gates that are on by default,
     and of a template of such objects."""
-    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
-
     if _group_of(document) != RESOURCE_CLAIMS:
         return
     from devalloc_solver.cel.kubernetes import CompileError, compile
@@ -255,7 +250,6 @@ def read_manifests(
     amounts, and several objects of one name; and a warning names kinds that devalloc does not use. To apply and to
     validate, also what is wrong with objects of resource.k8s.io; the solver reports that itself.
     """
-    from devalloc.api.decode import decode
     from devalloc.api.manifests import load
 
     with show_spinner("reading manifests"):
@@ -304,8 +298,6 @@ def _print_example_hint(file: str) -> None:
 
 def _duplicate_problems(documents: Sequence[Document], verb: ManifestVerb) -> dict[str, Problem]:
     """By source: documents of objects that share one name, so that it is unclear which one is meant."""
-    from devalloc.store.errors import Key
-
     sources: dict[Key, list[Document]] = {}
     for document in documents:
         sources.setdefault(Key.of(document.content), []).append(document)
@@ -337,8 +329,6 @@ def _group_of(document: Document) -> str:
 
 
 def _is_foreign(document: Document) -> bool:
-    from devalloc.controller.reconcile.stored_claims import is_foreign
-
     return is_foreign(document.content)
 
 
@@ -352,8 +342,6 @@ def _with_namespace(document: Document, namespace: str | None) -> Document:
     content: Any = document.content
     if namespace is None or not isinstance(content, dict) or not isinstance(content.get("metadata"), dict):
         return document
-    from devalloc.api.kinds import API_KINDS
-
     kind = API_KINDS.get(str(content.get("kind")))
     if content["metadata"].get("namespace") or (kind is not None and not kind.namespaced):
         return document

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from devalloc.api.views import ClaimView
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.solver_input import objects_for_solver
-from devalloc.cli.target import StoreTarget
 from devalloc.machines import drain as drains
 from devalloc.machines.drain import (
     DrainedMachine,

@@ -14,8 +14,9 @@ from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm
 from devalloc.cli.drain_plan import claim_text, fate_text, plan_text, predict
 from devalloc.cli.follow import LOOK_SECONDS, follow
 from devalloc.cli.object_names import find_cordon_target
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.output import show_spinner
-from devalloc.cli.target import StoreTarget, current_user, open_target, unserved_note
+from devalloc.cli.target import current_user, open_target, unserved_note
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.controller.cordon import NoPools, is_node_cordoned, set_cordon
 from devalloc.controller.reconcile.release import InUse, release_claim

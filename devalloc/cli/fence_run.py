@@ -13,9 +13,10 @@ from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import BadInput, NoSuchObject
 from devalloc.cli.drain_plan import claim_text, predict
 from devalloc.cli.follow import follow
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.served_store import ServedStore
-from devalloc.cli.target import StoreTarget, current_user, open_target
+from devalloc.cli.target import current_user, open_target
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.controller.fencing import is_named, state_fence, withdraw_fence
 from devalloc.controller.reconcile.fenced import held_objects, take_away

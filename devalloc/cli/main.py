@@ -1,4 +1,4 @@
-"""The ``devalloc`` command: its verbs, which are imported when used, and its exit codes.
+"""The ``devalloc`` command: its verbs, of which only the one that is used is imported, and its exit codes.
 
 Exit codes: 0 success, 1 failed, 2 bad input, 3 refused (a claim or machine gets nothing), 4 an object does not exist,
 130 interrupted, 141 the reader closed the pipe.
@@ -94,31 +94,22 @@ VERBS: dict[str, dict[str, str]] = {
     },
 }
 _OURS = dict.fromkeys(name for section in VERBS.values() for name in section)
-_MODULES = {
-    "backup": "snapshot",
-    "completion": "help",
-    "crds": "install",
-    "delete": "apply",
-    "discover": "capacity",
-    "kubeconfig": "install",
-    "logs": "console",
-    "pause": "power",
-    "release": "cordon",
-    "replay": "snapshot",
-    "restart": "power",
-    "restore": "snapshot",
-    "resume": "power",
-    "solve": "explain",
-    "start": "power",
-    "stop": "power",
-    "unadopt": "adopt",
-    "uncordon": "cordon",
-    "unfence": "fence",
-    "uninstall": "install",
-    "validate": "apply",
-    "version": "help",
+MODULES = {
+    "start": ("demo", "check-host", "examples", "completion", "version", "help"),
+    "programs": ("up", "node", "controller", "permit-proxy", "guest-monitor"),
+    "manifests": ("validate", "solve", "apply", "delete", "explain", "capacity", "discover", "dra"),
+    "objects": ("get", "describe", "top", "usage", "wait"),
+    "machines": ("start", "stop", "restart", "pause", "resume", "scale", "migrate"),
+    "vm": ("vm", "console", "logs"),
+    "warm": ("warm",),
+    "clusters": ("install", "uninstall", "crds", "kubeconfig", "adopt", "unadopt"),
+    "maintenance": (
+        *("cordon", "uncordon", "release", "drain", "fence", "unfence"),
+        *("snapshot", "replay", "backup", "restore"),
+    ),
 }
-"""Verbs that share a module with another one; each other verb has the module of its name."""
+"""The modules of ``devalloc.cli.options``, and the verbs that each declares."""
+_MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 _EDIT = (
     "change the manifest and apply it: devalloc get KIND/NAME -o yaml > object.yaml, edit it, "
     "devalloc apply -f object.yaml"
@@ -188,8 +179,8 @@ USUAL_OPTIONS = {
 
 
 class DevallocCommand(VerbGroup):
-    """Imports a verb's module of ``devalloc.cli.verbs`` when the verb is used, so that unused verbs cost nothing. Those
-    of other packages come after ours, and are looked for when there is no verb of ours with the name."""
+    """Imports the options of a verb when it is named, and what it does when it runs: so a help costs little. Verbs of
+    other packages come after ours, and are looked for when there is no verb of ours with the name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_OURS, *(name for name in plugins.registered(plugins.VERBS) if name not in _OURS)]
@@ -202,7 +193,7 @@ class DevallocCommand(VerbGroup):
             return None
         name = cmd_name.replace("-", "_")
         if cmd_name in _OURS:
-            command = getattr(importlib.import_module(f"devalloc.cli.verbs.{_MODULES.get(cmd_name, name)}"), name)
+            command = getattr(importlib.import_module(f"devalloc.cli.options.{_MODULE_OF[cmd_name]}"), name)
         else:
             command = plugins.registered(plugins.VERBS)[cmd_name].load()
         assert isinstance(command, click.Command)
@@ -411,7 +402,7 @@ def _use_cluster_of_kubectl() -> None:
     """As a plugin of kubectl, use kubectl's kubeconfig unless a store or another kubeconfig is named."""
     if {"DEVALLOC_STORE", "DEVALLOC_KUBECONFIG"} & os.environ.keys():
         return
-    from devalloc.cli.target import kubeconfig_of_kubectl
+    from devalloc.cli.options.places import kubeconfig_of_kubectl
 
     path = kubeconfig_of_kubectl()
     if os.environ.get("KUBECONFIG") or path.is_file():

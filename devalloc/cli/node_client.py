@@ -8,93 +8,28 @@ import socket as sockets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
+import grpc
 
-from devalloc.cli.command import BadInput, CommandFailed, parse_duration
+from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.render.output import enum_text
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.printable import printable
-from devalloc.programs.settings import DEFAULT_SOCKET, is_default_store, node_state_folder
+from devalloc.store.paths import as_root
+from devalloc_node.pb.node_pb2 import ClaimRef, MachineRef, Result
+from devalloc_node.pb.node_pb2 import Result as Kind
+from devalloc_node.pb.node_pb2_grpc import NodeStub
+from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 
-if TYPE_CHECKING:
-    from devalloc_node.pb.node_pb2 import ClaimRef, MachineRef, Result
-    from devalloc_node.pb.node_pb2_grpc import NodeStub
-    from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
-
-_STORE = "devalloc.cli.node_client.store"
 MAX_MESSAGE = 64 * 1024 * 1024
 """Maximum bytes of a reply: enough for the devices of a large node."""
-
-
-def socket_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--socket PATH, passed as ``socket: Path``. --store PATH: its plugin is used if no socket is given."""
-    function = click.option(
-        "--store",
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        envvar="DEVALLOC_STORE",
-        is_eager=True,
-        expose_value=False,
-        callback=lambda ctx, param, path: ctx.meta.__setitem__(_STORE, path),
-        help="Use the `devalloc up` or `devalloc node` of this store [env: DEVALLOC_STORE].",
-    )(function)
-    return click.option(
-        "--socket",
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        envvar="DEVALLOC_NODE_SOCKET",
-        callback=lambda ctx, param, path: path or default_socket(ctx.meta.get(_STORE)),
-        help="The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: beside the store, if --store names one "
-        f"that is not the default; else that of this user's own plugin; else, and for root, {DEFAULT_SOCKET}].",
-    )(function)
-
-
-def timeout_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--timeout, passed as ``timeout: float`` in seconds."""
-    what = "How long to wait for the answer, at most 10m."
-    return click.option("--timeout", type=parse_duration, default="40s", metavar="DURATION", help=what)(function)
-
-
-def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--force, passed as ``force: bool``."""
-    what = "KILL THE MACHINE, like a power cut, if its guest does not comply."
-    return click.option("--force", is_flag=True, help=what)(function)
-
-
-def grace_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--grace, passed as ``grace: float | None`` in seconds."""
-    what = "Time limit for the guest to power down [default: the machine's own]."
-    return click.option("--grace", type=parse_duration, metavar="DURATION", help=what)(function)
-
-
-def default_socket(store: Path | None = None) -> Path:
-    """The socket that ``devalloc up`` and ``devalloc node`` choose: beside a store other than the default one.
-    Otherwise a user's own plugin takes precedence over root's, whose socket no user may open."""
-    from devalloc.store.errors import Unusable
-    from devalloc.store.paths import default_path
-
-    if store is not None and store.name and not is_default_store(store):
-        state = os.environ.get("DEVALLOC_NODE_STATE")
-        return node_state_folder(Path(state) if state else None, store) / DEFAULT_SOCKET.name
-    if os.geteuid() == 0:
-        return DEFAULT_SOCKET
-    # The environment's store does not matter here.
-    here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
-    try:
-        own = default_path(here).parent / "node" / DEFAULT_SOCKET.name
-    except Unusable:  # without a home folder a user has no plugin
-        return DEFAULT_SOCKET
-    return own if own.exists() else DEFAULT_SOCKET
 
 
 @contextmanager
 def connect_plugin(path: Path) -> Iterator[NodeStub]:
     """The node plugin's service. Raises CommandFailed if no plugin answers on the socket; translates gRPC's errors."""
     with _channel(path) as channel:
-        from devalloc_node.pb.node_pb2_grpc import NodeStub
-
         yield NodeStub(channel)
 
 
@@ -102,16 +37,12 @@ def connect_plugin(path: Path) -> Iterator[NodeStub]:
 def connect_warm_pool(path: Path) -> Iterator[WarmPoolStub]:
     """The node plugin's service for warm setups. Raises like ``connect_plugin``."""
     with _channel(path) as channel:
-        from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
-
         yield WarmPoolStub(channel)
 
 
 @contextmanager
 def _channel(path: Path) -> Iterator[Any]:
     _check_socket(path)
-    import grpc
-
     channel = grpc.insecure_channel(
         f"unix:{path.absolute()}", options=[("grpc.max_receive_message_length", MAX_MESSAGE)]
     )
@@ -144,15 +75,11 @@ def _connect_problem(path: Path, error: OSError) -> str:
     if error.errno == errno.ECONNREFUSED:
         return f"no answer at {path}: its node plugin is gone; start `devalloc node` or `devalloc up` again"
     if error.errno in (errno.EACCES, errno.EPERM):
-        from devalloc.store.paths import as_root
-
         return f"only root and the node plugin's user may open {path}; run this as root ({as_root()})"
     return f"{path}: {error.strerror or error}"
 
 
 def _translate_grpc_error(path: Path, error: Any) -> CommandFailed:
-    import grpc
-
     code, details = error.code(), printable(error.details() or "")
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return BadInput(details)
@@ -171,8 +98,6 @@ def _translate_grpc_error(path: Path, error: Any) -> CommandFailed:
 
 def failure_message(result: Result) -> str:
     """Why something failed, as a sentence; "" if it succeeded."""
-    from devalloc_node.pb.node_pb2 import Result as Kind
-
     if result.outcome == Kind.DONE:
         return ""
     words = {Kind.DENIED: "denied", Kind.FAILED: "failed"}
@@ -198,16 +123,12 @@ def ask_for_each(names: Iterable[str], path: Path, ask: Callable[[NodeStub, str]
 
 def machine_ref(name: str, namespace: str) -> MachineRef:
     """``name``, or ``namespace/name``."""
-    from devalloc_node.pb.node_pb2 import MachineRef
-
     space, slash, rest = name.partition("/")
     return MachineRef(namespace=space, name=rest) if slash else MachineRef(namespace=namespace, name=name)
 
 
 def claim_ref(name: str, namespace: str, uid: str = "") -> ClaimRef:
     """``name``, or ``namespace/name``."""
-    from devalloc_node.pb.node_pb2 import ClaimRef
-
     space, slash, rest = name.partition("/")
     return ClaimRef(namespace=space if slash else namespace, name=rest if slash else name, uid=uid)
 

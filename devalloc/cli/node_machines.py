@@ -2,124 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
 
 from devalloc.api.decode import decode
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import CommandFailed
-from devalloc.cli.node_client import connect_plugin, default_socket, message_content
-from devalloc.cli.render.output import enum_text, print_objects
+from devalloc.cli.node_client import connect_plugin
+from devalloc.cli.options.places import default_socket
+from devalloc.cli.render.output import enum_text
 from devalloc.cli.storage import open_embedded_store
-from devalloc.cli.terminal import print_note
 from devalloc.controller.reconcile.availability import device_names_held_on
-from devalloc.inventory.capacity import read_capacity
+from devalloc.inventory.capacity import CapacityConfig, read_capacity
 from devalloc.inventory.capacity.gpus import gpu_status
 from devalloc.inventory.capacity.machines import MachineUsage, booking_usage, machine_usage
-from devalloc.inventory.capacity.status import host_status
+from devalloc.inventory.capacity.status import HostStatus, host_status
 from devalloc.inventory.capacity.stored import stored_of_machine, stores_of
 from devalloc.inventory.config import DeviceRecords, InventoryConfig
 from devalloc.inventory.discover import discover
 from devalloc.store import StoreError
-from devalloc_machines.qemu.process import usage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc.inventory.capacity import CapacityConfig
-    from devalloc.inventory.capacity.machines import MachineUsage
-    from devalloc.inventory.capacity.status import HostStatus
-    from devalloc_node.pb.node_pb2 import Amounts, Machine
-
-
-def show_usage(
-    namespace: str | None, watch: bool, interval: float, output: str, socket: Path, show: Callable[..., None]
-) -> int:
-    """Show machines with their usage during an interval, once or repeatedly. ``show`` prints the table; its argument
-    says whether it should be wide."""
-    from devalloc_node.pb.node_pb2 import ListMachinesRequest
-
-    request = ListMachinesRequest(namespace=namespace or "")
-    with connect_plugin(socket) as node:
-        while True:
-            machines = list(node.ListMachines(request, timeout=10).machines)
-            before = sample_machines(machines)
-            time.sleep(interval)
-            uses = usage_between(before, sample_machines(machines))
-            if watch and output in ("table", "wide"):
-                click.clear()
-            _print(machines, uses, output, show)
-            if not watch:
-                return 0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSample:
-    """The usage counters of a process at one moment."""
-
-    at: float
-    cpu_seconds: float
-    rss_bytes: int
-    started: int
-    """Start time in clock ticks since boot; together with the pid it identifies the process."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    cores: float
-    """CPU seconds per second."""
-    rss_bytes: int
-
-
-def sample_process(pid: int, proc: Path = Path("/proc")) -> ProcessSample | None:
-    """A process's usage so far; None if it is gone or cannot be read."""
-    reading = usage(pid, proc)
-    return (
-        None
-        if reading is None
-        else ProcessSample(time.monotonic(), reading.cpu_seconds, reading.resident_bytes, reading.started)
-    )
-
-
-def sample_machines(machines: Sequence[Machine]) -> dict[int, ProcessSample]:
-    """Samples by process id."""
-    taken = {machine.pid: sample_process(machine.pid) for machine in machines if machine.pid > 0}
-    return {pid: one for pid, one in taken.items() if one is not None}
-
-
-def usage_between(before: Mapping[int, ProcessSample], after: Mapping[int, ProcessSample]) -> dict[int, ProcessUsage]:
-    """The usage of each process between two samples."""
-    uses = {}
-    for pid, last in after.items():
-        first = before.get(pid)
-        if first is not None and first.started == last.started and last.at > first.at:
-            uses[pid] = ProcessUsage((last.cpu_seconds - first.cpu_seconds) / (last.at - first.at), last.rss_bytes)
-    return uses
-
-
-def _print(
-    machines: Sequence[Machine], uses: Mapping[int, ProcessUsage], output: str, show: Callable[..., None]
-) -> None:
-    if output not in ("table", "wide"):
-        print_objects(
-            [message_content(machine) | _usage_content(uses.get(machine.pid)) for machine in machines], output
-        )
-        return
-    if not machines:
-        print_note("no machines")
-        return
-    show(machines, uses, output == "wide")
-
-
-def _usage_content(use: ProcessUsage | None) -> dict[str, Any]:
-    return {} if use is None else {"cores": round(use.cores, 3), "rssBytes": use.rss_bytes}
-
+from devalloc_node.pb.node_pb2 import Amounts, GetNodeRequest, ListMachinesRequest, Machine
 
 SECONDS = 10.0
 """Time limit for the plugin's answer, in seconds."""
@@ -147,8 +50,6 @@ def plugin_socket(store: Path | None) -> Path | None:
 
 def unstored_machines(socket: Path, node_name: str, stored: Collection[str]) -> UnstoredMachines:
     """The machines of a node's plugin, without those that the store knows (``stored``: namespace/name)."""
-    from devalloc_node.pb.node_pb2 import GetNodeRequest, ListMachinesRequest, Machine
-
     try:
         with connect_plugin(socket) as node:
             name = node.GetNode(GetNodeRequest(), timeout=SECONDS).node_name

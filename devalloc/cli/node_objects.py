@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from devalloc.cli.command import BadInput
+from devalloc.cli.served_store import served_view
 from devalloc.cli.terminal import print_note
+from devalloc.store import Store
 from devalloc.store.errors import Forbidden
-
-if TYPE_CHECKING:
-    from devalloc.store import Store
+from devalloc.store.nodes import has_nodes
 
 Object = dict[str, Any]
 
@@ -38,8 +38,6 @@ def node_names(what: tuple[str, ...]) -> list[str] | None:
 
 def node_objects(store: Store) -> list[Object]:
     """One object for each node with pools, machines or claims, in natural order. Raises StoreError."""
-    from devalloc.cli.served_store import served_view
-    from devalloc.store.nodes import has_nodes
     from devalloc.usage.overview import node_statuses
 
     served = served_view(store)

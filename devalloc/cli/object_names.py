@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from devalloc.api.api_kind import ApiKind
 from devalloc.api.kinds import API_KINDS, find_kind
@@ -12,11 +11,9 @@ from devalloc.api.problems import closest_match
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.render.output import one_line
 from devalloc.controller import cordon
+from devalloc.store import Store
 from devalloc.store.errors import Forbidden, Key, NotFound, Object
-
-if TYPE_CHECKING:
-    from devalloc.store import Store
-
+from devalloc.store.sqlite import SQLiteStore
 
 _MAX_LISTED = 10
 """How many names a message lists."""
@@ -150,8 +147,6 @@ def not_found_hint(store: Store, key: Key, *, nearest: bool = True) -> str:
     """Suggestions for a key that does not exist, as the end of a sentence: an object of that name in another namespace,
     a claim of another API group, an object of that name and another kind, or the names that exist, or only the
     ``nearest`` one of them."""
-    from devalloc.store.sqlite import SQLiteStore
-
     try:
         every = [obj["metadata"] for obj in store.list(key.kind).objects]
     except Forbidden:

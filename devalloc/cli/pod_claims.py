@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from devalloc.api.meta import GROUP, POD_CLAIM_NAME
 from devalloc.api.node_rules import FIELD, Restrictions
 from devalloc.api.owner_names import POD, owner_name
 from devalloc.api.problems import Problem, closest_match
 from devalloc.cli.resource_claims import CLAIM, TEMPLATE, as_claim, key_of, of_kind
-
-if TYPE_CHECKING:
-    from devalloc_solver.dialects.resource_k8s.claims import PodManifest
+from devalloc.controller.reconcile.stored_claims import DisjointSets
+from devalloc_solver.dialects.resource_k8s.claims import PodManifest
+from devalloc_solver.dialects.resource_k8s.decode import read
+from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.manifests import check_names, check_unique
 
 Object = dict[str, Any]
 Key = tuple[str, str]
@@ -74,8 +76,6 @@ class _Maker:
 
     def claims_of(self, content: Object) -> tuple[list[Problem], dict[Key, Object] | None]:
         """The problems of a pod, and its claims; None of one that has none to name."""
-        from devalloc_solver.dialects.resource_k8s.fields import FieldError
-
         metadata = content.get("metadata")
         names = metadata if isinstance(metadata, dict) else {}
         about = POD, names.get("namespace"), names.get("name")
@@ -102,11 +102,6 @@ class _Maker:
 
     def _read(self, content: Object) -> PodManifest:
         """A pod. Raises FieldError."""
-        from devalloc_solver.dialects.resource_k8s.claims import PodManifest
-        from devalloc_solver.dialects.resource_k8s.decode import read
-        from devalloc_solver.dialects.resource_k8s.fields import FieldError
-        from devalloc_solver.dialects.resource_k8s.manifests import check_names, check_unique
-
         pod, key = read(PodManifest, content), key_of(content)
         check_names(*key)
         if key in self.pods:
@@ -141,8 +136,6 @@ class _Maker:
 
 def _groups(of_pod: Mapping[Key, Sequence[Key]], there: Mapping[Key, Object]) -> dict[Key, str]:
     """The group of each claim that is to be on one node with others, because pods have them together."""
-    from devalloc.controller.reconcile.stored_claims import DisjointSets
-
     joined: DisjointSets[Key] = DisjointSets()
     pods: dict[Key, str] = {}
     for (_, pod), keys in of_pod.items():

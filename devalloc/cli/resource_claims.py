@@ -16,8 +16,9 @@ from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_for_devalloc, namespa
 from devalloc.api.findings import Finding
 from devalloc.cli import target
 from devalloc.cli.command import CommandFailed
-from devalloc.cli.target import StoreTarget
+from devalloc.cli.options.places import StoreTarget
 from devalloc.store import Forbidden
+from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
 if TYPE_CHECKING:
     from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
@@ -42,8 +43,6 @@ def named_object(objects: Iterable[Any], kind: str, namespace: str, name: str) -
 
 def of_kind(objects: Iterable[Any], kind: str) -> Iterator[Object]:
     """The objects of a kind of resource.k8s.io that have a name."""
-    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
-
     for one in objects:
         if (
             isinstance(one, dict)
@@ -104,8 +103,6 @@ def _is_allocated(claim: Object) -> bool:
 
 def load_resource_objects(place: StoreTarget) -> list[Object]:
     """All of a cluster or store that decides about ResourceClaims. Raises CommandFailed, StoreError."""
-    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
-
     if place.is_cluster:
         return _load_cluster_objects(place)
     with target.open_target(place) as store:

@@ -8,7 +8,9 @@ import click
 
 from devalloc.api.kinds import API_KINDS
 from devalloc.cli.node_objects import is_nodes, node_objects
-from devalloc.cli.target import StoreTarget, open_target
+from devalloc.cli.object_names import kind_of
+from devalloc.cli.options.places import StoreTarget
+from devalloc.cli.target import open_target
 from devalloc.store.errors import StoreError
 
 
@@ -34,8 +36,6 @@ def complete_claims(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def _object_names(ctx: click.Context, word: str) -> list[str]:
     """The names of a kind; none if the store or the kind does not exist, because completion must not fail."""
-    from devalloc.cli.object_names import kind_of
-
     param = ctx.params.get
     place = StoreTarget(param("store"), param("kubeconfig"), bool(param("in_cluster")))
     with suppress(click.ClickException, StoreError), open_target(place) as store:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,18 @@ from devalloc.api.cordon import apply_all_cordons, is_node, is_readable_node
 from devalloc.api.problems import Problem
 from devalloc.cli.command import BadInput
 from devalloc.cli.documents import ManifestDocuments, print_problems, read_manifests
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.resource_claims import TEMPLATE, is_pod_with_claims, of_kind
-from devalloc.cli.target import StoreTarget, open_target
+from devalloc.cli.target import open_target
 from devalloc.cli.terminal import print_note
+from devalloc.controller.manifest_apply import overlay_manifests
+from devalloc.controller.reconcile.stored_claims import solver_documents
 from devalloc.programs.settings import store_path
-from devalloc.store import Forbidden
+from devalloc.store import Forbidden, Store
 from devalloc.store.errors import Invalid, Key
+from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
 if TYPE_CHECKING:
-    from devalloc.cli.documents import ManifestDocuments
-    from devalloc.store import Store
-    from devalloc.store.errors import Key
     from devalloc_solver.pipeline.admission import AdminNamespaces
 
 Object = dict[str, Any]
@@ -86,27 +87,10 @@ class SolverInput:
         return {(str(head.get("namespace") or "default"), str(head.get("name"))) for head in heads}
 
 
-def with_store_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--with-store and --no-store, passed as ``with_store: bool | None``."""
-    return click.option(
-        "--with-store/--no-store",
-        "with_store",
-        default=None,
-        show_default=False,
-        help="With -f: answer as if the manifests were applied to the store, or for the manifests alone. The default "
-        "is to apply them to the cluster of --kubeconfig, or to the store if it exists and the manifests contain no "
-        "pools.",
-    )(function)
-
-
 def load_solver_input(
     files: tuple[str, ...], namespace: str, place: StoreTarget, with_store: bool | None = None
 ) -> SolverInput:
     """Read the objects to work on, and show problems of the manifests. Raises CommandFailed, BadInput."""
-    from devalloc.controller.manifest_apply import overlay_manifests
-    from devalloc.controller.reconcile.stored_claims import solver_documents
-    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
-
     if not files:
         if with_store is False:
             raise BadInput("--no-store: give manifests with -f")
@@ -191,8 +175,6 @@ def _uses_store(place: StoreTarget, given: Sequence[Any]) -> bool:
     """Whether to combine manifests with the store if neither option was given. A cluster that was named is always
     included. A store may just happen to exist, and manifests with pools are a fleet of their own, as in the examples.
     """
-    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
-
     if any(api_group_of(one) == RESOURCE_CLAIMS for one in given):
         if place.is_cluster:
             print_note("warning: the answer for manifests of resource.k8s.io ignores the objects of the cluster")

@@ -6,22 +6,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from devalloc.cli.command import CommandFailed
+from devalloc.cli.served_store import ServedStore
 from devalloc.programs.settings import is_default_store, store_path
-
-if TYPE_CHECKING:
-    from devalloc.cli.served_store import ServedStore
+from devalloc.store import paths
+from devalloc.store.paths import access_error
 
 
 def root_store_note(store: Path) -> str:
     """The end of a sentence about a user's own store that root has another one, which `sudo devalloc up` uses; "" where
     root has none."""
-    from devalloc.store import paths
-
     folder = paths.ROOT_STORE.parent
     is_own = os.geteuid() != 0 and is_default_store(store)
     return f" (root has its own in {folder}: {paths.as_root()})" if is_own and folder.is_dir() else ""
@@ -37,9 +34,6 @@ def _takes_kubeconfig() -> bool:
 def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[ServedStore]:
     """Open the store; close it at the end. It shows machines of nodes that no plugin serves any more as unknown. Raises
     CommandFailed if it does not exist, unless ``create`` is set."""
-    from devalloc.cli.served_store import ServedStore
-    from devalloc.store.paths import access_error
-
     where = store_path(path)
     try:
         is_there = create or where.exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import start_refusal
@@ -27,11 +27,9 @@ from devalloc.cli.terminal import print_note
 from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside
 from devalloc.machines.replica_sets import is_ready, owner_of
 from devalloc.machines.schedule.machines import has_ended
+from devalloc.store import Store
+from devalloc.store.errors import Key
 from devalloc_solver.dialects.api_groups import api_group_of
-
-if TYPE_CHECKING:
-    from devalloc.store import Store
-    from devalloc.store.errors import Key
 
 MIGRATION = "VirtualMachineMigration"
 REPLICA_SET = "VirtualMachineReplicaSet"

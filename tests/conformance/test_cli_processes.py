@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli.machine_requests import machine_request
+from devalloc.cli.verbs.vm_create import machine_request
 from devalloc_node.pb import node_pb2 as pb
 from tests.support import dra_builders
 from tests.support.cli_shell import INTERRUPTED, Shell, claim, devalloc, device_class, pool, text

@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api.conditions import DEVICE_LOST
+from devalloc.api.meta import parse_time
 from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.views import MigrationView, as_mapping
 from devalloc.cli.render.output import Cell, StyledText
 
 Object = dict[str, Any]
@@ -32,8 +34,6 @@ def age_cell(obj: Object) -> str:
 
 def ago(moment: str) -> str:
     """How long ago a moment of an object was, as ``format_elapsed``; empty without one, or if it cannot be read."""
-    from devalloc.api.meta import parse_time
-
     try:
         return format_elapsed(parse_time(moment)) if moment else ""
     except ValueError:
@@ -69,8 +69,6 @@ def format_size(number: int) -> str:
 
 def progress_text(migration: Object) -> str:
     """How much of a machine's memory was sent, and how long its guest stood still; empty if nothing is known."""
-    from devalloc.api.views import MigrationView, as_mapping
-
     progress = as_mapping(MigrationView(migration).status.get("progress"))
     parts = []
     sent, left = progress.get("transferred"), progress.get("remaining")

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from devalloc.cli.render.cells import ago, amounts_cell, state_cell
 from devalloc.cli.render.output import Cell, StyledText, print_table
 from devalloc.cli.render.pictures import STYLES
 from devalloc.cli.terminal import print_line
-from devalloc.usage.overview import STATES, DeviceCounts, Overview
+from devalloc.usage.overview import (
+    STATES,
+    CardSummary,
+    ClaimSummary,
+    DeviceCounts,
+    DeviceSummary,
+    MachineSummary,
+    NodeSummary,
+    Overview,
+    QuotaSummary,
+)
 from devalloc.usage.overview.model import count_noun
 from devalloc.usage.overview.picture import rack_pictures
-
-if TYPE_CHECKING:
-    from devalloc.usage.overview import (
-        CardSummary,
-        ClaimSummary,
-        DeviceSummary,
-        MachineSummary,
-        NodeSummary,
-        QuotaSummary,
-    )
 
 NETWORK = "(network)"
 """Devices without a node, as in `devalloc get pools`."""

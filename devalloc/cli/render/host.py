@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.views import effective_attributes
 from devalloc.cli.render.cells import amounts_cell, format_cores, format_size, state_cell
 from devalloc.cli.render.output import Cell, StyledText, enum_text, print_table
 from devalloc.cli.terminal import print_heading, print_line, print_note
 from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, offered_plurals
+from devalloc.inventory.capacity.config import HUGE_PAGES
+from devalloc.inventory.capacity.cpus import format_cpu_list
 
 if TYPE_CHECKING:
     from devalloc.inventory.capacity.status import HostStatus, ResourceStatus
@@ -117,8 +121,6 @@ def parse_bounds(text: str, amount: str) -> tuple[int, int]:
 
 
 def _whole(text: str, per: int, what: str) -> int:
-    from devalloc.api.quantity import NANO, Quantity
-
     try:
         nano = Quantity.parse(text).nano * per
     except ValueError as error:
@@ -150,8 +152,6 @@ def print_pools(
 
 def attribute_texts(pool: Object, device: Object) -> defaultdict[str, str]:
     """The effective attributes of a device as texts; "" of one that it does not have."""
-    from devalloc.api.views import effective_attributes
-
     return defaultdict(
         str,
         {
@@ -206,9 +206,6 @@ def _device_row(pool: Object, device: Object) -> list[Cell]:
 
 def print_status(report: HostStatus) -> None:
     """Print tables on stdout, and problems on stderr."""
-    from devalloc.inventory.capacity.config import HUGE_PAGES
-    from devalloc.inventory.capacity.cpus import format_cpu_list
-
     rows = [_row(each) for name, each in report.resources.items() if name not in HUGE_PAGES or each.is_there]
     if (limit := report.host.image_limit) > 0:
         used = report.disk.images + report.disk.cache

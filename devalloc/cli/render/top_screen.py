@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -27,9 +27,6 @@ from devalloc.cli.render.pictures import BAR, claim_lines, counts_bar, node_line
 from devalloc.usage.overview import Overview
 from devalloc.usage.overview.cache import CachedOverview, OverviewCache
 from devalloc.usage.overview.refusal_cache import Refusals
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _T = TypeVar("_T")
 _MAX_WIDTH = 40

@@ -1,5 +1,4 @@
-"""The verbs of the command. A module is imported when one of its verbs is used.
+"""What the verbs of the command do. A module is imported when one of its verbs runs.
 
-A verb is a function of its name under ``@verb``, in the module of its name, with ``_`` for ``-``. Some share a module
-with a verb of the same subject: ``devalloc.cli.main`` lists the verbs and these modules.
+``devalloc.cli.options`` has their options and helps: ``@runs`` names the module of this folder with the function.
 """

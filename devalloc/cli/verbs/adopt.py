@@ -4,41 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import click
-
-from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
+from devalloc.api.adopted_pools import AdoptionRule
+from devalloc.api.fields import is_subdomain_name
+from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.render.output import print_table, show_spinner
-from devalloc.cli.target import connect_as_admin, install_namespace_option, kubeconfig_option
+from devalloc.cli.target import connect_as_admin
 from devalloc.cli.terminal import print_line, print_note
-
-if TYPE_CHECKING:
-    from devalloc.api.adopted_pools import AdoptionRule
-    from devalloc.install.adoption import ClusterClaims
-    from devalloc.store.kubernetes import Client
+from devalloc.install import adoption
+from devalloc.install.adoption import ClusterClaims
+from devalloc.install.apply import NotInstalled
+from devalloc.store.kubernetes import Client
 
 _MAX_DRIVER, _MAX_POOL = 63, 253
 
-_pools_option = click.option(
-    "--pools",
-    multiple=True,
-    metavar="NAME...",
-    help="Only these pools of the driver; most drivers name them after nodes. Default: all pools, also later ones.",
-)
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be done and what to know; do nothing.")
-_timeout_option = click.option(
-    "--timeout", type=parse_duration, default="60s", metavar="DURATION", help="How long to wait for the controller."
-)
 
-
-@verb("adopt")
-@click.argument("names", nargs=-1, metavar="[driver/NAME]")
-@_pools_option
-@_dry_run_option
-@_timeout_option
-@kubeconfig_option
-@install_namespace_option
 def adopt(
     names: tuple[str, ...],
     pools: tuple[str, ...],
@@ -47,21 +27,6 @@ def adopt(
     kubeconfig: Path | None,
     namespace: str,
 ) -> int:
-    """Let devalloc's controller allocate the devices of another DRA driver. Without a name: list what is adopted.
-
-    kube-scheduler no longer allocates them. Claims get them by the label devalloc.io/allocator=devalloc, on the claim,
-    on its template (spec.metadata.labels) or on the namespace. Claims that have devices keep them. Nothing of the
-    driver changes, and pods run as before.
-
-    Needs Kubernetes 1.37, and `devalloc install --resource-claims --adoption`.
-
-    \b
-    devalloc adopt driver/gpu.nvidia.com --dry-run
-    devalloc adopt driver/gpu.nvidia.com --pools node-a node-b
-    """
-    from devalloc.install import adoption
-    from devalloc.install.apply import NotInstalled
-
     client = connect_as_admin(kubeconfig)
     try:
         if not names:
@@ -97,18 +62,6 @@ def adopt(
     return 0
 
 
-@verb("unadopt")
-@click.argument("names", nargs=-1, required=True, metavar="driver/NAME")
-@_pools_option
-@_dry_run_option
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Do not wait for the controller, because it is gone. If it still runs, a device can be allocated twice.",
-)
-@_timeout_option
-@kubeconfig_option
-@install_namespace_option
 def unadopt(
     names: tuple[str, ...],
     pools: tuple[str, ...],
@@ -118,17 +71,6 @@ def unadopt(
     kubeconfig: Path | None,
     namespace: str,
 ) -> int:
-    """Leave the devices of a driver to kube-scheduler again. Claims that have devices keep them.
-
-    The controller stops at once, and kube-scheduler begins about ten seconds later. Claims with the label that wait
-    then have the reason NotAdopted: remove their label, and kube-scheduler allocates them.
-
-    \b
-    devalloc unadopt driver/gpu.nvidia.com
-    """
-    from devalloc.install import adoption
-    from devalloc.install.apply import NotInstalled
-
     driver, pools = _target(names, pools)
     client = connect_as_admin(kubeconfig)
     try:
@@ -164,8 +106,6 @@ def unadopt(
 
 def _target(words: Sequence[str], pools: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The driver, and its pools: further words name pools too if --pools does. Raises BadInput."""
-    from devalloc.api.fields import is_subdomain_name
-
     named = [word for word in words if word.startswith("driver/")]
     others = [word for word in words if word not in named]
     if len(named) != 1 or (others and not pools):
@@ -183,8 +123,6 @@ def _target(words: Sequence[str], pools: Sequence[str]) -> tuple[str, tuple[str,
 
 
 def _summary(there: ClusterClaims, driver: str, pools: Iterable[str]) -> Iterable[str]:
-    from devalloc.install import adoption
-
     for pool in [*pools] or (None,):
         use = adoption.find_use(there, driver, pool)
         what = f"driver/{driver}" + (f" pool {pool}" if pool else "")
@@ -193,15 +131,11 @@ def _summary(there: ClusterClaims, driver: str, pools: Iterable[str]) -> Iterabl
 
 
 def _use_text(there: ClusterClaims, rule: AdoptionRule) -> str:
-    from devalloc.install import adoption
-
     use = adoption.find_use(there, rule.driver, rule.pool)
     return f"{use.in_use} of {_number(use.devices, 'device')} in use"
 
 
 def _list(client: Client) -> int:
-    from devalloc.install import adoption
-
     rules = adoption.read_rules(client)
     if not rules:
         print_line("nothing is adopted")

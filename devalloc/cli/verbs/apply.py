@@ -8,53 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
 from devalloc.api.meta import NODE_FINALIZER
-from devalloc.cli.command import BadInput, NoSuchObject, verb
-from devalloc.cli.documents import ignored_warnings, print_problems, quota_warnings, read_manifests
+from devalloc.cli.command import BadInput, NoSuchObject
+from devalloc.cli.documents import ManifestDocuments, ignored_warnings, print_problems, quota_warnings, read_manifests
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint, objects_named
-from devalloc.cli.options.common import (
-    LabelTest,
-    all_namespaces_option,
-    files_option,
-    manifests_option,
-    namespace_option,
-    output_option,
-    passed_as,
-    selector_option,
-    store_option,
-)
+from devalloc.cli.options.manifests import ObjectSelection
 from devalloc.cli.render.output import print_content, show_spinner
-from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.storage import open_embedded_store
 from devalloc.cli.target import unanswered_note
 from devalloc.cli.terminal import print_line, print_note
+from devalloc.controller.manifest_apply import apply_refusal, merge_manifest
 from devalloc.programs.settings import store_path
 from devalloc.store.errors import AlreadyExists, Conflict, Invalid, Key, NotFound, Unavailable
+from devalloc.store.protocol import Store
+from devalloc.store.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
     from devalloc.api.manifests import Document
-    from devalloc.cli.documents import ManifestDocuments
-    from devalloc.store.errors import Key
-    from devalloc.store.protocol import Store
-    from devalloc.store.sqlite import SQLiteStore
 
 Wanted = TypeVar("Wanted")
-_ON_A_CLUSTER = dict.fromkeys(("--kubeconfig", "--context"), "this verb is about a store of this host; use kubectl")
 
 
-@verb("validate")
-@manifests_option(required=True)
-@output_option("table", "json", "yaml")
 def validate(files: tuple[str, ...], output: str) -> int:
-    """Check manifests without a store: fields, amounts, expressions. Reports every error, not only the first.
-
-    Of an object of resource.k8s.io it reports the first wrong field, and every selector that does not compile.
-
-    \b
-    devalloc validate -f examples/whole-gpu
-    """
     documents = read_manifests(files, verb="validate")
     problems = documents.problems
     bad = len(documents.all) - len(documents.good)
@@ -71,37 +46,7 @@ def validate(files: tuple[str, ...], output: str) -> int:
     return 2 if any(problem.is_error for problem in problems) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectSelection:
-    """Which objects a user names: by kind and name, by manifests, or all of a kind."""
-
-    what: tuple[str, ...]
-    files: tuple[str, ...]
-    everything: bool
-    selected: LabelTest | None
-    namespace: str
-    all_namespaces: bool
-
-
-@verb("delete", advice=_ON_A_CLUSTER)
-@click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...", shell_complete=complete_objects)
-@files_option(required=False)
-@click.option("--all", "everything", is_flag=True, help="Every object of the kind.")
-@selector_option
-@click.option("--ignore-not-found", is_flag=True, help="Do not fail if an object does not exist.")
-@click.option("--dry-run", is_flag=True, help="Show what would be deleted, but delete nothing.")
-@namespace_option
-@all_namespaces_option
-@store_option
-@passed_as("selection", ObjectSelection)
 def delete(selection: ObjectSelection, ignore_not_found: bool, dry_run: bool, store: Path | None) -> int:
-    """Delete objects. A claim's devices are free at once, or when its node has released them.
-
-    \b
-    devalloc delete dclaim/train
-    devalloc delete -f examples/whole-gpu
-    devalloc delete claims --all -A
-    """
     code = 0
     with open_embedded_store(store) as objects:
         keys, code = _keys_to_delete(objects, selection)
@@ -230,18 +175,7 @@ ATTEMPTS = 5
 """How often a write is tried if others write the same object at the same time."""
 
 
-@verb("apply", advice=_ON_A_CLUSTER)
-@manifests_option(required=True)
-@click.option("--dry-run", is_flag=True, help="Show what would change, but change nothing.")
-@namespace_option
-@store_option
 def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | None) -> int:
-    """Create or update the objects of manifests in the store. Invalid objects are reported; the others are applied.
-
-    \b
-    devalloc apply -f examples/whole-gpu
-    cat claim.yaml | devalloc apply -f - -n team-a
-    """
     documents = read_manifests(files, namespace, verb="apply")
     good = sorted(documents.good, key=lambda document: Key.of(document.content).kind == CLAIM)
     code = documents.exit_code
@@ -294,8 +228,6 @@ def is_being_deleted(store: Store, key: Key) -> bool:
 
 def apply_object(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
     """Create or update an object: why it was refused, or ""; and what was done. Raises StoreError."""
-    from devalloc.controller.manifest_apply import apply_refusal, merge_manifest
-
     key = Key.of(wanted)
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -1,10 +1,8 @@
-"""``devalloc discover`` and ``capacity``: the devices of a host, what it offers to machines, and how many more claims
-like this one fit.
-"""
+"""``devalloc capacity``: what a host offers to machines, and how many more claims like this one fit."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +11,13 @@ from click.core import ParameterSource
 
 from devalloc.api.findings import AT_LENGTH, Finding, message_of
 from devalloc.api.reasons import Reason
-from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, verb
-from devalloc.cli.options.common import CountOptions, files_option, namespace_option, output_option, settings_options
-from devalloc.cli.render.host import print_pools, print_status
-from devalloc.cli.render.output import print_content, print_objects, show_spinner
+from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject
+from devalloc.cli.object_names import kind_of, not_found_hint, similar_names_hint
+from devalloc.cli.options.common import CountOptions
+from devalloc.cli.options.manifests import HostOptions
+from devalloc.cli.options.places import StoreTarget
+from devalloc.cli.render.host import print_status
+from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
 from devalloc.cli.resource_claims import (
     TEMPLATE,
@@ -27,93 +28,23 @@ from devalloc.cli.resource_claims import (
     of_kind,
     resource_kind,
 )
-from devalloc.cli.shell_completion import complete_claims
-from devalloc.cli.solver_input import load_solver_input, with_store_option
-from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.solver_input import load_solver_input
+from devalloc.cli.target import open_target
 from devalloc.cli.terminal import print_line, print_note
-from devalloc.device_kinds import kinds_by_name
-from devalloc.inventory.capacity.config import CapacityConfig, parse_size
+from devalloc.controller.reconcile.stored_claims import is_foreign
 from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.settings import store_path
-from devalloc.settings import EXISTING_FOLDER, PathTo, group, setting, settings_of
+from devalloc.settings import settings_of
 from devalloc.store.errors import Key, StoreError
 
 if TYPE_CHECKING:
     from devalloc_solver.public.remaining_capacity import Capacity
 
 
-@verb("discover")
-@settings_options(InventoryOptions, "inventory")
-@output_option()
-def discover(inventory: InventoryOptions, output: str) -> int:
-    """List this host's devices as DevicePools, with their functions and profiles.
-
-    \b
-    devalloc discover
-    devalloc discover -o json | jq '.items[].metadata.name'
-    """
-    from devalloc.inventory.discover import discover as look
-
-    inventory.check_node_name()
-    discovery = look(inventory.sysfs_root, node_name=inventory.node, config=inventory.config)
-    for problem in discovery.problems:
-        print_note(f"error: {problem}" if problem.is_error else str(problem))
-    pools: list[dict[str, Any]] = [pool.to_manifest() for pool in discovery.pools]
-    if output in ("json", "yaml"):
-        print_objects(pools, output)
-    elif output == "name":
-        for pool in pools:
-            print_line(f"devicepool/{pool['metadata']['name']}")
-    else:
-        kinds = kinds_by_name(inventory.config.device_kinds)
-        looked_for = [kind for kind in kinds.values() if kind.name in inventory.config.kinds]
-        print_pools(pools, wide=output == "wide", looked_for=looked_for)
-    return 0
-
-
 Object = dict[str, Any]
 CLAIM = "DeviceClaim"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostOptions:
-    """What a host offers to machines."""
-
-    is_asked: bool = setting(
-        "Show what this host offers to machines, instead of counting claims.", flag="--host", default=False
-    )
-    node_name: str | None = setting("With --host: the name of this node.", metavar="NAME", unset="the host name")
-    sysfs_root: Path = setting(
-        "With --host: read this tree instead of the host's: the folder that contains sys and proc.",
-        type=EXISTING_FOLDER,
-        default=Path("/"),
-        metavar="DIR",
-    )
-    socket: Path | None = setting(
-        "With --host: the socket of the node plugin, to count machines that have no object in the store, too.",
-        type=PathTo(),
-        metavar="PATH",
-        env="DEVALLOC_NODE_SOCKET",
-        unset="that of this host's plugin, if any",
-    )
-    pull: int | None = setting(
-        "With --host: ask whether an image of this size may be pulled. Exit code 1, with the numbers, if it does not "
-        "fit beside the images, or on the disk.",
-        type=parse_size,
-        metavar="SIZE",
-    )
-    limits: CapacityConfig = group(CapacityConfig)
-
-
-@verb("capacity")
-@click.argument("name", required=False, shell_complete=complete_claims)
-@files_option(required=False, help="The claim, and what else to take into account: a file, a folder, or -.")
-@namespace_option
-@output_option("table", "json", "yaml")
-@with_store_option
-@target_options
-@settings_options(CountOptions, "options")
-@settings_options(HostOptions, "host")
 def capacity(
     name: str | None,
     files: tuple[str, ...],
@@ -124,24 +55,6 @@ def capacity(
     options: CountOptions,
     host: HostOptions,
 ) -> int:
-    """Count how many more claims like this one fit beside all allocated claims. Pending claims do not count.
-
-    The result respects ResourceQuotas.
-
-    The claim is in the store (NAME) or in the manifests: a DeviceClaim, a ResourceClaim or a ResourceClaimTemplate
-    (resourceclaimtemplate/NAME) of pods. Kubernetes itself enforces quotas of the latter two. devalloc
-    counts on the pools of the store or cluster, or on the manifests alone if they contain pools.
-
-    With --host: the CPUs, memory, disk, network and disk bandwidth, and GPUs that this host offers to machines: how
-    much can be promised (oversubscription), is promised to the store's machines, and is left. The limits and ratios
-    below apply.
-
-    \b
-    devalloc capacity notebook
-    devalloc capacity -f claim.yaml
-    devalloc capacity notebook -f examples/whole-gpu
-    devalloc capacity --host --network-limit 10Gbps --oversub-cpu 2
-    """
     if host.is_asked:
         if name is not None or files:
             raise BadInput("--host shows the host's capacity and counts no claims: leave the claim out")
@@ -221,9 +134,6 @@ def _is_named(content: Any) -> bool:
 def _claims_to_count(objects: list[Object], name: str | None, namespace: str) -> list[Object]:
     """The claims that NAME or KIND/NAME may mean: of the kind that is named, otherwise DeviceClaims, and if there are
     none (of that name), ResourceClaims, then templates of these. Raises BadInput if the kind is another one."""
-    from devalloc.cli.object_names import kind_of
-    from devalloc.controller.reconcile.stored_claims import is_foreign
-
     word, _, bare = (name or "").rpartition("/")
     own = [one for one in objects if one["kind"] == CLAIM and not is_foreign(one)]
     by_kind = {CLAIM: own, **{kind: [*of_kind(objects, kind)] for kind in (RESOURCE_CLAIM, TEMPLATE)}}
@@ -241,8 +151,6 @@ def _claims_to_count(objects: list[Object], name: str | None, namespace: str) ->
 
 def _chosen(claims: list[Object], name: str | None, namespace: str, place: StoreTarget | None) -> Object:
     """The claim of that name, or the only one. ``place``: their store or cluster. Raises BadInput, NoSuchObject."""
-    from devalloc.cli.object_names import not_found_hint, similar_names_hint
-
     bare = name.rpartition("/")[2] if name else None
     names = [str(claim["metadata"]["name"]) for claim in claims]
     if bare is None and len(claims) > 1:

@@ -14,19 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import click
+import grpc
 
-from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, verb
-from devalloc.cli.node_client import connect_plugin, machine_ref, socket_option
+from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm
+from devalloc.cli.node_client import connect_plugin, machine_ref
 from devalloc.cli.object_names import keys_of
-from devalloc.cli.options.common import namespace_option
 from devalloc.cli.terminal import pass_through, print_data, print_note
-
-if TYPE_CHECKING:
-    from devalloc_node.pb.node_pb2 import ConsoleInput, MachineRef
-    from devalloc_node.pb.node_pb2_grpc import NodeStub
+from devalloc_node.pb.node_pb2 import ConsoleInput, MachineRef, ReadLogRequest
+from devalloc_node.pb.node_pb2_grpc import NodeStub
 
 ESCAPE = b"\x1d"
 """Ctrl-], which no line discipline and few programs use."""
@@ -37,35 +34,7 @@ _RESET = b"\x1b[0m\x1b[?25h\r\n"
 _AT_ONCE = 1024
 
 
-_NO_CLUSTER = dict.fromkeys(
-    ("--kubeconfig", "--context"),
-    "it uses the socket of the node plugin: on the machine's node, or in its pod: "
-    "kubectl -n devalloc-system exec -it POD -- devalloc {} vm/NAME",
-)
-
-
-def _advice(name: str) -> dict[str, str]:
-    """What to do instead of options that these verbs do not have."""
-    return {option: text.format(name) for option, text in _NO_CLUSTER.items()}
-
-
-@verb("console", advice=_advice("console"))
-@click.argument("name", metavar="vm/NAME")
-@namespace_option
-@socket_option
 def console(name: str, namespace: str, socket: Path) -> int:
-    """Open the console of a machine: its guest's first serial port, ttyS0. Ctrl-] ends it.
-
-    All else that you type goes to the guest, Ctrl-C too. What the guest writes goes to your terminal as it is; for
-    guests that you do not trust use `devalloc logs`. A serial port has no size: in the guest, `stty rows 40 cols 120`.
-
-    Run it on the machine's node: it uses the socket of the node plugin there. Without a terminal, it sends its input
-    and ends when the guest is silent.
-
-    \b
-    devalloc console vm/web
-    printf 'root\\nuname -r\\n' | devalloc console vm/web
-    """
     machine = _machine(name, namespace)
     with connect_plugin(socket) as node, ending_on_sigterm():
         session = _Session(node, machine)
@@ -100,8 +69,6 @@ class _Session:
 
     def run(self, take_input: Callable[[], None]) -> bool:
         """Until the user leaves or QEMU ends; whether QEMU ended first."""
-        import grpc
-
         pass_through(self._prompt)
         threading.Thread(target=take_input, daemon=True).start()
         try:
@@ -134,8 +101,6 @@ class _Session:
         self._leave()
 
     def _inputs(self) -> Iterator[ConsoleInput]:
-        from devalloc_node.pb.node_pb2 import ConsoleInput
-
         yield ConsoleInput(machine=self._machine)
         while (data := self._typed.get()) is not None:
             yield ConsoleInput(data=data)
@@ -161,27 +126,7 @@ def _raw_terminal(is_terminal: bool) -> Iterator[None]:
         pass_through(_RESET)
 
 
-@verb("logs", advice=_advice("logs"))
-@click.argument("name", metavar="vm/NAME")
-@click.option("-f", "--follow", is_flag=True, help="Then show what is written, until Ctrl-C.")
-@click.option("--tail", type=click.IntRange(1), metavar="LINES", help="Only its last lines.")
-@click.option("--qemu", is_flag=True, help="The log of its QEMU, instead of the guest's console.")
-@click.option("-p", "--previous", is_flag=True, help="With --qemu: the log of the run before.")
-@namespace_option
-@socket_option
 def logs(name: str, follow: bool, tail: int | None, qemu: bool, previous: bool, namespace: str, socket: Path) -> int:
-    """Show what a machine's guest has written on its console, of all its runs; with --qemu, what its QEMU has written.
-
-    The logs stay until the machine is deleted; the node plugin empties one that is longer than 8 MiB. Run it on the
-    machine's node. On a terminal, control characters are escaped.
-
-    \b
-    devalloc logs vm/web --tail 50
-    devalloc logs vm/web -f
-    devalloc logs vm/web --qemu
-    """
-    from devalloc_node.pb.node_pb2 import ReadLogRequest
-
     if previous and not qemu:
         raise BadInput("--previous is for QEMU's log: add --qemu; the console's log has all runs")
     machine = _machine(name, namespace)

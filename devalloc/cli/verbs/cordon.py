@@ -4,61 +4,25 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
-import click
 
 from devalloc.api.views import ClaimView
-from devalloc.cli.command import BadInput, parse_duration, verb
+from devalloc.cli.command import BadInput
 from devalloc.cli.follow import follow
 from devalloc.cli.object_names import fetch_object, find_cordon_target, format_key, keys_of
-from devalloc.cli.options.common import namespace_option
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.output import print_table, show_spinner
-from devalloc.cli.shell_completion import complete_claims
-from devalloc.cli.target import StoreTarget, current_user, open_target, target_options
+from devalloc.cli.target import current_user, open_target
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.controller import cordon as cordons
-from devalloc.store.errors import NotFound
-
-if TYPE_CHECKING:
-    from devalloc.store import Store
-    from devalloc.store.errors import Key, StoreError
-
-
-_force_option = click.option(
-    "--force",
-    is_flag=True,
-    help="Also release claims in use: the node takes the devices away. MACHINES THAT DO NOT GIVE THEM UP ARE KILLED.",
-)
-timeout_option = click.option(
-    "--timeout", type=parse_duration, default="60s", metavar="DURATION", help="How long to wait for the node."
-)
+from devalloc.controller.reconcile.release import release_claim as let_go
+from devalloc.machines.drain import withdraw_requests
+from devalloc.store import Store
+from devalloc.store.errors import Key, NotFound, StoreError
 
 
-@verb("release")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_claims)
-@_force_option
-@click.option(
-    "--abandon",
-    is_flag=True,
-    help="Do not ask the node, because it is gone permanently. A node that is still alive keeps the devices.",
-)
-@timeout_option
-@namespace_option
-@target_options
 def release(
     names: tuple[str, ...], force: bool, abandon: bool, timeout: float, namespace: str, place: StoreTarget
 ) -> int:
-    """Take back the devices of claims, but keep the claims: they are allocated again, with their current spec.
-
-    A claim that is prepared on a node, for a machine or a pod, is released only with --force: the command then asks the
-    node to release the devices, and waits. Exit code 1 if the node does not do it in time; it does so later.
-
-    \b
-    devalloc release train
-    """
-    from devalloc.controller.reconcile.release import release_claim as let_go
-
     waiting, released = [], False
     with open_target(place.within(namespace)) as objects:
         keys = keys_of(names, namespace, default="claims", store=objects)
@@ -112,8 +76,6 @@ def _wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
 
 
 def _is_released(store: Store, key: Key) -> bool:
-    from devalloc.controller.reconcile.release import release_claim as let_go
-
     try:
         claim = ClaimView(store.get(*key))
         if not claim.wants_release:  # it was released, and a node may have prepared it again
@@ -124,19 +86,7 @@ def _is_released(store: Store, key: Key) -> bool:
         return True
 
 
-@verb("uncordon")
-@click.argument("names", nargs=-1, required=True, metavar="DEVICE | POOL/DEVICE | pool/NAME | node/NAME...")
-@target_options
 def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
-    """Allow allocation again. Use the name that you cordoned; `devalloc cordon` lists what is cordoned.
-
-    Machines that `devalloc drain` asked to leave a node, and that are still there, then stay.
-
-    \b
-    devalloc uncordon 0000-08-00-0
-    """
-    from devalloc.machines.drain import withdraw_requests
-
     failures: list[Key] = []
 
     def note_failure(key: Key, error: StoreError) -> None:
@@ -156,21 +106,7 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     return 1 if failures else 0
 
 
-@verb("cordon")
-@click.argument("names", nargs=-1, metavar="[DEVICE | POOL/DEVICE | pool/NAME | node/NAME]...")
-@click.option("--reason", default="", metavar="TEXT", help="Why it is cordoned; shown with the device.")
-@target_options
 def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
-    """Exclude devices, pools or a whole node from allocation. Without a name: list what is cordoned.
-
-    Claims keep their devices. What is already cordoned keeps its reason unless you give another one. Cordoning a card
-    includes its functions and vGPUs; cordoning a node includes cards that are added later. Both stay cordoned if they
-    disappear and come back. `devalloc uncordon` reverses it.
-
-    \b
-    devalloc cordon 0000-08-00-0 --reason 'replacing the fan'
-    devalloc cordon node/node-a
-    """
     with open_target(place) as objects:
         if not names:
             rows = list(cordons.list_cordons(objects))

@@ -8,18 +8,22 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from devalloc.api.manifests import load
 from devalloc.api.views import format_devices
-from devalloc.cli.command import require_packages, verb
+from devalloc.cli.command import require_packages
 from devalloc.cli.example_files import example_folders, is_repository
 from devalloc.cli.render.columns import header_and_rows
+from devalloc.cli.render.explanation import print_explanation
 from devalloc.cli.render.host import print_pools
 from devalloc.cli.render.output import Cell, StyledText, print_table, show_spinner, table_lines
 from devalloc.cli.terminal import print_heading, print_line, print_row
-
-if TYPE_CHECKING:
-    from devalloc.store.protocol import Store
+from devalloc.controller.reconcile.device_claims import DEFAULT_SETTINGS, DeviceClaimAllocator
+from devalloc.inventory.discover import discover
+from devalloc.machines.schedule.requester import requesters
+from devalloc.store.protocol import Store
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import solve_manifests
 
 DATA = Path(__file__).parents[1] / "data"
 STORY = "demo.devalloc.io/story"
@@ -27,17 +31,9 @@ STORY = "demo.devalloc.io/story"
 IMPOSSIBLE = "router"
 
 
-@verb("demo")
 def demo() -> int:
-    """Show what devalloc does, in a few seconds. Changes nothing on this machine and needs no root.
-
-    The demo lists this host's devices, allocates claims on a small recorded fleet, explains a claim that cannot be
-    satisfied, and shows what to try next.
-    """
     require_packages("ortools", "re2", "devalloc_solver.dialects.device_claims.problem")
     with tempfile.TemporaryDirectory(prefix="devalloc-demo-") as folder:
-        from devalloc.store.sqlite import SQLiteStore
-
         _this_host()
         store = SQLiteStore(Path(folder) / "demo.db")
         try:
@@ -50,8 +46,6 @@ def demo() -> int:
 
 
 def _this_host() -> None:
-    from devalloc.inventory.discover import discover
-
     node = socket.gethostname().lower()
     print_heading(f"This host, {node}, has:")
     with show_spinner("looking at /sys"):
@@ -72,11 +66,6 @@ def _fleet(store: Store) -> None:
 
 
 def _claims(store: Store) -> None:
-    from devalloc.cli.render.explanation import print_explanation
-    from devalloc.controller.reconcile.device_claims import DEFAULT_SETTINGS, DeviceClaimAllocator
-    from devalloc.machines.schedule.requester import requesters
-    from devalloc_solver import solve_manifests
-
     stories = _create(store, DATA / "claims.yaml") | _create(store, DATA / "machine.yaml")
     with show_spinner("allocating"):
         DeviceClaimAllocator(store, settings=replace(DEFAULT_SETTINGS, requesters=requesters())).round()
@@ -112,8 +101,6 @@ def _machines(store: Store, stories: dict[str, str]) -> None:
 
 def _create(store: Store, file: Path) -> dict[str, str]:
     """Create a file's objects in the store; returns the stories by name."""
-    from devalloc.api.manifests import load
-
     stories = {}
     manifests = load([file])
     assert not manifests.problems, manifests.problems

@@ -4,50 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Any
 
 from devalloc.api.findings import AT_LENGTH, finding_of, message_of
-from devalloc.cli.command import REFUSED, BadInput, VerbGroup, is_recursive, verb
+from devalloc.api.manifests import load
+from devalloc.cli.command import REFUSED, BadInput, is_recursive
 from devalloc.cli.documents import is_about
 from devalloc.cli.documents import print_problems as show_problems
-from devalloc.cli.options.common import files_option, output_option
 from devalloc.cli.render.explanation import print_blockers
 from devalloc.cli.render.output import Cell, print_content, print_table, show_spinner
 from devalloc.cli.terminal import print_heading, print_line, print_note
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
-
-if TYPE_CHECKING:
-    from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
-    from devalloc_solver.pipeline.units import RejectedClaim
-
-
-@click.group("dra", cls=VerbGroup)
-def dra() -> None:
-    """Allocate claims of resource.k8s.io/v1 from manifests; writes nothing."""
+from devalloc_solver.dialects.resource_k8s.manifests import KINDS, ClusterInput, read_documents
+from devalloc_solver.dialects.resource_k8s.published_devices import readable_allocation
+from devalloc_solver.dra import AllocationError
+from devalloc_solver.dra import allocate as allocate_on
+from devalloc_solver.dra import explain as explain_on
+from devalloc_solver.explain.funnel import describe_funnel
+from devalloc_solver.pipeline.units import RejectedClaim
 
 
-@verb("allocate")
-@files_option(required=True)
-@click.option("--node", required=True, metavar="NAME", help="The node; its labels come from its Node in the files.")
-@output_option("table", "json", "yaml")
 def allocate(files: tuple[str, ...], node: str, output: str) -> int:
-    """Allocate all pending claims on one node, or none of them, as kube-scheduler does for the claims of a pod.
-
-    The files contain ResourceSlices, DeviceClasses, ResourceClaims, and Nodes if labels matter. A claim with an
-    allocation keeps it, and its devices are in use. JSON and YAML output is a list with an AllocationResult or null for
-    each claim, in order.
-
-    Exit code 3 if the claims do not fit on the node, 2 if a manifest is invalid; valid manifests are used anyway.
-
-    \b
-    devalloc dra allocate -f examples/dra --node example-a
-    devalloc dra allocate -f slices.json -f claim.yaml --node example-a -o json
-    """
-    from devalloc_solver.dra import AllocationError
-    from devalloc_solver.dra import allocate as allocate_on
-
     intake, code = read_objects(files)
     claims = [intake.manifests[claim.key] for claim in intake.claims]
     claims += [_readable_part(refused) for refused in intake.refused if refused.allocation is not None]
@@ -72,13 +49,8 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
     return code or (REFUSED if answer is None and waits else 0)
 
 
-dra.add_command(allocate)
-
-
 def _readable_part(refused: RejectedClaim) -> dict[str, Any]:
     """The part of an unreadable claim that says which devices it has."""
-    from devalloc_solver.dialects.resource_k8s.published_devices import readable_allocation
-
     namespace, name = refused.key
     status = {"allocation": readable_allocation(refused.allocation or {})}
     return {"metadata": {"namespace": namespace, "name": name}, "status": status}
@@ -86,9 +58,6 @@ def _readable_part(refused: RejectedClaim) -> dict[str, Any]:
 
 def read_objects(files: tuple[str, ...]) -> tuple[ClusterInput, int]:
     """The objects, and the exit code so far. Shows problems with file and document."""
-    from devalloc.api.manifests import load
-    from devalloc_solver.dialects.resource_k8s.manifests import read_documents
-
     with show_spinner("reading manifests"):
         manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None, recursive=is_recursive())
         intake = read_documents([document.content for document in manifests.documents], DEFAULT_GATES)
@@ -113,8 +82,6 @@ def read_objects(files: tuple[str, ...]) -> tuple[ClusterInput, int]:
 
 def _is_read(content: Any) -> bool:
     """False for an object of a kind that is not used for ResourceClaims."""
-    from devalloc_solver.dialects.resource_k8s.manifests import KINDS
-
     kind = content.get("kind") if isinstance(content, dict) else None
     is_list = isinstance(content, dict) and isinstance(content.get("items"), list)
     return not isinstance(kind, str) or kind in KINDS or is_list
@@ -135,9 +102,6 @@ def print_results(intake: ClusterInput, answer: Sequence[Mapping[str, Any]]) -> 
 
 def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], classes: Sequence[Any]) -> None:
     """Print why the claims do not fit: the devices of the node, request by request."""
-    from devalloc_solver.dra import explain as explain_on
-    from devalloc_solver.explain.funnel import describe_funnel
-
     explanation = explain_on(intake.node_manifests.get(node, node), claims, classes, intake.slices)
     if not explanation["claims"]:
         print_line("no claims are pending")

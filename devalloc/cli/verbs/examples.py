@@ -5,36 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import click
-
 from devalloc.api.problems import closest_match
-from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.example_files import about_examples, example_folders, manifest_files
 from devalloc.cli.render.output import print_table
 from devalloc.cli.terminal import print_data, print_line
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return [folder.name for folder in example_folders() if folder.name.startswith(incomplete)]
-
-
-@verb("examples")
-@click.argument("name", required=False, shell_complete=_complete)
-@click.option(
-    "-d",
-    "--directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write the files of the example, or of all examples, to this folder.",
-)
 def examples(name: str | None, directory: Path | None) -> int:
-    """List examples, print the manifests of one, or write them to files to edit.
-
-    \b
-    devalloc examples
-    devalloc examples whole-gpu | devalloc solve -f -
-    devalloc examples whole-gpu -d .
-    """
     folders = example_folders()
     if name is not None:
         folders = [_folder_of(name, folders)]

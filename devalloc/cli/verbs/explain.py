@@ -14,22 +14,19 @@ import click
 from devalloc.api.dedicated_pools import is_for_devalloc
 from devalloc.api.fields import is_subdomain_name
 from devalloc.api.findings import AT_LENGTH, as_json, finding_of, message_of
+from devalloc.api.machine_reservation import reserved_entries
 from devalloc.api.owner_names import POD
 from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import ClaimView, MachineView, MigrationView, machine_node, machine_phase, machine_reason
-from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject, verb
+from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject
 from devalloc.cli.documents import print_answer_problems
 from devalloc.cli.field_reference import parse_field_path, print_field
 from devalloc.cli.node_codes import node_code_advice
 from devalloc.cli.object_names import fetch_object, kind_of, not_found_hint, similar_names_hint
 from devalloc.cli.options.common import (
     SolveOptions,
-    files_option,
-    manifests_option,
-    namespace_option,
-    output_option,
-    settings_options,
 )
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.cells import progress_text
 from devalloc.cli.render.explanation import print_answers, print_explanation
 from devalloc.cli.render.output import print_content, show_spinner
@@ -45,15 +42,12 @@ from devalloc.cli.resource_claims import (
     resource_kind,
     with_claim_of,
 )
-from devalloc.cli.shell_completion import complete_claims
-from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
+from devalloc.cli.solver_input import SolverInput, load_solver_input
 from devalloc.cli.target import (
-    StoreTarget,
     has_ended_for_good,
     missing_controller_note,
     missing_node_note,
     open_target,
-    target_options,
     unanswered_claims_note,
     why_not_running,
 )
@@ -61,13 +55,6 @@ from devalloc.cli.terminal import print_line, print_note
 from devalloc.store.errors import Forbidden, Key, StoreError
 
 
-@verb("solve")
-@manifests_option(required=False)
-@namespace_option
-@settings_options(SolveOptions, "options")
-@output_option("table", "wide", "json", "yaml")
-@with_store_option
-@target_options
 def solve(
     files: tuple[str, ...],
     namespace: str,
@@ -76,20 +63,6 @@ def solve(
     with_store: bool | None,
     place: StoreTarget,
 ) -> int:
-    """Decide which claim gets which device, and which machine which node. Writes nothing.
-
-    Without -f: for all claims of the store or cluster. With -f: for the claims of the manifests, as if you applied them
-    to the cluster of --kubeconfig or to the store. The manifests are used alone if they contain pools and no cluster is
-    named, or if there is no store. A pod gets the claims that Kubernetes would make for it from templates.
-
-    Exit code 3 if a claim gets nothing, 2 if a manifest is invalid; the valid ones are used anyway.
-
-    \b
-    devalloc solve -f claim.yaml
-    devalloc solve -f examples/whole-gpu
-    devalloc solve -f fleet/ -f claim.yaml -o json
-    devalloc solve -f claim.yaml --kubeconfig ~/.kube/config
-    """
     from devalloc.machines.schedule.what_if import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)
@@ -127,19 +100,6 @@ MIGRATION = "VirtualMachineMigration"
 REPLICA_SET = "VirtualMachineReplicaSet"
 
 
-@verb("explain")
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="NAME | KIND/NAME | KIND NAME | KIND.FIELD",
-    shell_complete=complete_claims,
-)
-@files_option(required=False, help="Explain a claim of these manifests, on top of the store or alone (see --no-store).")
-@namespace_option
-@settings_options(SolveOptions, "options")
-@output_option("table", "json", "yaml")
-@with_store_option
-@target_options
 def explain(
     words: tuple[str, ...],
     files: tuple[str, ...],
@@ -149,26 +109,6 @@ def explain(
     with_store: bool | None,
     place: StoreTarget,
 ) -> int:
-    """Show why a claim is not allocated: how many devices each rule leaves, what is in the way, what to do.
-
-    resourceclaim/NAME and resourceclaimtemplate/NAME explain claims of Kubernetes, in manifests or of a cluster:
-    what a claim gets beside those that are allocated; pod/NAME, with -f, those of a pod. vm/NAME explains in the
-    same way why a machine waits for a node with enough room, migration/NAME why one that runs does not move to
-    another node, and vmrs/NAME a machine of the set that is not ready.
-
-    KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
-    a claim of that very name, it explains the claim.
-
-    Exit code 3 if the claim or machine gets nothing, 1 if the machine does not run as it should, 2 if a manifest is
-    invalid, as with solve.
-
-    \b
-    devalloc explain train
-    devalloc explain train -f claim.yaml
-    devalloc explain pair -f examples/unsatisfiable
-    devalloc explain vm/web
-    devalloc explain claim.spec.claims.limits
-    """
     if len(words) == 1 and not files and _explain_field(words[0], place, namespace, output):
         return 0
     word, _, bare = "/".join(words).rstrip("/").rpartition("/")
@@ -381,8 +321,6 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
 def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) -> tuple[str, str]:
     """Code and message why a machine does not run that is placed on the node; both are empty if it only would be: its
     status then says why it waited before."""
-    from devalloc.api.machine_reservation import reserved_entries
-
     for machine in machines:
         view = MachineView(machine)
         is_reserved = view.status.get("nodeName") == node and bool(reserved_entries(machine))

@@ -3,97 +3,29 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
+from devalloc.api.api_kind import ApiKind
 from devalloc.api.kinds import API_KINDS
-from devalloc.cli.command import BadInput, NoSuchObject, verb
+from devalloc.cli.command import BadInput, NoSuchObject
 from devalloc.cli.node_objects import is_nodes, node_names, node_objects
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint, similar_names_hint
 from devalloc.cli.options.common import (
     LabelTest,
-    all_namespaces_option,
-    namespace_option,
-    no_headers_option,
-    output_option_with_jsonpath,
-    passed_as,
-    selector_option,
 )
+from devalloc.cli.options.objects import OutputForm
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.columns import header_and_rows
 from devalloc.cli.render.jsonpath import render_template, sort_key
-from devalloc.cli.render.output import GrowingTable, print_content, print_objects, print_table
-from devalloc.cli.shell_completion import complete_objects
-from devalloc.cli.target import StoreTarget, explain_waiting, open_target, silence_note, target_options
+from devalloc.cli.render.output import Cell, GrowingTable, print_content, print_objects, print_table
+from devalloc.cli.target import explain_waiting, open_target, silence_note
 from devalloc.cli.terminal import print_data, print_line, print_note
+from devalloc.store import Store
 from devalloc.store.errors import Key, NotFound
-
-if TYPE_CHECKING:
-    from devalloc.api.api_kind import ApiKind
-    from devalloc.cli.render.output import Cell, GrowingTable
-    from devalloc.store import Store
 
 Object = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputForm:
-    """How the objects are printed."""
-
-    output: str
-    no_headers: bool = False
-    show_labels: bool = False
-    sort_by: str | None = None
-
-    @property
-    def is_table(self) -> bool:
-        return self.output in ("table", "wide") or self.columns is not None
-
-    @property
-    def shows_objects(self) -> bool:
-        """Whether any field of an object can be in it."""
-        return self.columns is not None or not self.is_table
-
-    @property
-    def columns(self) -> list[tuple[str, str]] | None:
-        """Header and path of each column of custom-columns. Raises BadInput."""
-        if not self.output.startswith("custom-columns="):
-            return None
-        parts = [part.partition(":") for part in self.output.partition("=")[2].split(",")]
-        if any(not (header and path) for header, _, path in parts):
-            raise BadInput("custom-columns: write HEADER:PATH for each column, such as NAME:.metadata.name")
-        return [(header, path) for header, _, path in parts]
-
-    @property
-    def is_data(self) -> bool:
-        """Whether the output is for programs: it has the same form for changes as for objects."""
-        return self.output in ("json", "yaml")
-
-    @property
-    def template(self) -> str | None:
-        return self.output.removeprefix("jsonpath=") if self.output.startswith("jsonpath=") else None
-
-
-@verb("get")
-@click.argument(
-    "what",
-    nargs=-1,
-    required=True,
-    metavar="KIND [NAME...] | KIND/NAME...",
-    shell_complete=complete_objects,
-)
-@namespace_option
-@all_namespaces_option
-@output_option_with_jsonpath
-@no_headers_option
-@selector_option
-@click.option("--sort-by", metavar="JSONPATH", help="Sort by the value at a path, such as .metadata.name.")
-@click.option("--show-labels", is_flag=True, help="Show the labels as the last column of tables.")
-@click.option("-w", "--watch", is_flag=True, help="Then show every change, until Ctrl-C.")
-@click.option("--all", "everything", is_flag=True, hidden=True, help="Same as -A.")
-@target_options
-@passed_as("form", OutputForm)
 def get(
     what: tuple[str, ...],
     namespace: str,
@@ -104,20 +36,6 @@ def get(
     everything: bool,
     place: StoreTarget,
 ) -> int:
-    """List or print objects. `get all` lists the objects of all kinds of devalloc.
-
-    `get nodes` shows the state of each node that has pools, machines or claims: Ready, Cordoned (it gets nothing new),
-    NotServed (on a store: its plugin has ended), NotReady, Lost (it does not answer), Missing or Fenced. Nothing stores
-    these objects.
-
-    \b
-    devalloc get pools
-    devalloc get nodes
-    devalloc get claims -A -o wide
-    devalloc get claims -l app=web --no-headers
-    devalloc get dclaim/train -o yaml
-    devalloc get pools -o jsonpath='{.items[*].metadata.name}'
-    """
     all_namespaces = all_namespaces or everything
     if is_nodes(what):
         if watch or selected or form.show_labels:

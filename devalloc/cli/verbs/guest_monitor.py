@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from devalloc.cli.command import BadInput, CommandFailed, SettingOption, verb
+from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.terminal import print_note
-from devalloc_machines.guest.settings import ABOUT, OPTIONS, settings_from
+from devalloc_machines.guest.settings import settings_from
 
 
-@verb("guest-monitor", help=ABOUT)
 def guest_monitor(**given: str) -> int:
     from devalloc.programs.guest_monitor import guest_monitor as run
 
@@ -18,10 +17,3 @@ def guest_monitor(**given: str) -> int:
     except OSError as error:
         raise CommandFailed(f"the guest monitor cannot run: {error}") from error
     return 0
-
-
-guest_monitor.params[:0] = [
-    # As texts: the settings report all problems together.
-    SettingOption([each.flag], metavar=each.metavar, default=each.default, help=each.help, usual=each.usual)
-    for each in OPTIONS
-]

@@ -9,35 +9,22 @@ import click
 from click.shell_completion import get_completion_class
 
 from devalloc.api.problems import closest_match
-from devalloc.cli.command import BadInput, verb
+from devalloc.cli.command import BadInput
 from devalloc.cli.main import cli
 from devalloc.cli.man_pages import write_man_pages
-from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import print_content
 from devalloc.cli.terminal import print_line, print_lines
 from devalloc.version import VERSION
 
 
-@verb("completion")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
-    """Print the completion script of a shell.
-
-    \b
-    source <(devalloc completion bash)                                  # in ~/.bashrc
-    devalloc completion zsh > "${fpath[1]}/_devalloc"
-    devalloc completion fish > ~/.config/fish/completions/devalloc.fish
-    """
     script = get_completion_class(shell)
     assert script is not None
     print_lines(script(cli, {}, "devalloc", "_DEVALLOC_COMPLETE").source())
     return 0
 
 
-@verb("version")
-@output_option("table", "json", "yaml")
 def version(output: str) -> int:
-    """Print the version of the command."""
     if output == "table":
         print_line(f"devalloc {VERSION}")
     else:
@@ -45,24 +32,7 @@ def version(output: str) -> int:
     return 0
 
 
-@verb("help")
-@click.argument("words", nargs=-1, metavar="[VERB]...")
-@click.option(
-    "--man",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write the man pages of all commands to this folder, such as /usr/local/share/man/man1.",
-)
-@click.pass_context
 def help(ctx: click.Context, words: tuple[str, ...], folder: Path | None) -> int:
-    """Print the help of a command, or list all commands.
-
-    \b
-    devalloc help solve
-    devalloc help vm create
-    devalloc help --man ~/.local/share/man/man1
-    """
     above = ctx.find_root()
     if folder is not None:
         print_line(f"{len(write_man_pages(above.command, folder))} pages in {folder}: man devalloc")

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Any
 
 from devalloc.api.views import MachineView, MigrationView, machine_reason
-from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, ending_on_sigterm, parse_duration, verb
+from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, ending_on_sigterm
 from devalloc.cli.follow import LOOK_SECONDS, follow
 from devalloc.cli.object_names import fetch_object, find_object, format_key, keys_of
-from devalloc.cli.options.common import namespace_option
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.cells import progress_text
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import (
-    StoreTarget,
     explain_waiting,
     missing_controller_note,
     open_target,
-    target_options,
     unanswered_note,
     unserved_note,
     unserved_reason,
 )
 from devalloc.cli.terminal import print_line, print_note
+from devalloc.machines.migrations import begin_migration, new_migration, withdraw_migration
+from devalloc.store import Store
 from devalloc.store.errors import Forbidden, Key
 from devalloc.store.nodes import pools_of
-
-if TYPE_CHECKING:
-    from devalloc.store import Store
 
 Object = dict[str, Any]
 KINDS = ("VirtualMachine", "VirtualMachineMigration")
@@ -39,34 +34,7 @@ _SETTLE_SECONDS = 10.0
 _SAY_SECONDS = 2.0
 
 
-@verb("migrate")
-@click.argument("name", metavar="vm/NAME")
-@click.option("--to", "target", metavar="NODE", help="The node it moves to [default: one that devalloc chooses].")
-@click.option(
-    "--timeout",
-    type=parse_duration,
-    default="10m",
-    metavar="DURATION",
-    help="How long to wait; after that the migration is withdrawn.",
-)
-@click.option("--no-wait", is_flag=True, help="Only create the migration; `devalloc wait migration/NAME` waits for it.")
-@namespace_option
-@target_options
 def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namespace: str, place: StoreTarget) -> int:
-    """Move a machine to another node while it runs, and wait until it has moved.
-
-    The target has room for the machine and reaches its disks; by default devalloc chooses it. The machine's address,
-    permit and claims of network devices move with it. Its guest has a short downtime.
-
-    If you stop the command, or the time is up, the migration is withdrawn: the machine then stays on its node, unless
-    it has moved already. Exit code 1 if it stays.
-
-    \b
-    devalloc migrate vm/web
-    devalloc migrate vm/web --to node-b --timeout 1h
-    """
-    from devalloc.machines.migrations import begin_migration, new_migration
-
     with open_target(place.within(namespace)) as store:
         explain_waiting(store)
         (machine,) = keys_of([name], namespace, default="virtualmachines", store=store)
@@ -154,8 +122,6 @@ class Follower:
     def withdraw(self, why: str, question: str = "") -> int:
         """Delete the migration, and say where the machine is when that is settled. The exit code. ``question``: the
         end of the message."""
-        from devalloc.machines.migrations import withdraw_migration
-
         note = missing_controller_note(self._store)
         withdraw_migration(self._store, self._key)
         follow(self._store, KINDS, lambda: LOOK_SECONDS if self._is_booked() else None, _SETTLE_SECONDS)

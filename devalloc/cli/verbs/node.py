@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.common import settings_options, tracing
+from devalloc.cli.command import BadInput, CommandFailed
+from devalloc.cli.options.common import tracing
 from devalloc.cli.render.output import open_display
+from devalloc.cli.target import connect_cluster
 from devalloc.cli.terminal import print_note
+from devalloc.inventory.capacity import CapacityError
 from devalloc.program import Control, abandon_hung_threads, run
 from devalloc.programs import node as program
 from devalloc.programs.node import NodeOptions
 from devalloc_node.errors import NodeError
 
 
-@verb("node")
-@settings_options(NodeOptions, "options")
 def node(options: NodeOptions) -> int:
-    """Bind the devices of this host's claims and pass them to machines and pods, until Ctrl-C or SIGTERM.
-
-    Without a cluster it publishes DevicePools to the store and serves the store's DeviceClaims. With --kubeconfig or
-    --in-cluster it serves the ResourceClaims of pods, or with --publish pools the DeviceClaims and VirtualMachines of
-    the cluster. Prepared claims and machines stay as they are when it ends; you can kill it at any moment and start it
-    again. SIGHUP makes it check devices and claims at once. Exit code 0 after a clean stop.
-    """
-    from devalloc.cli.target import connect_cluster
-    from devalloc.inventory.capacity import CapacityError
-
     client = connect_cluster(options.kubeconfig) if options.is_cluster else None
     control = Control()
     traced = tracing(options.otlp_endpoint, "devalloc-node", options.inventory.node)

@@ -9,64 +9,27 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.views import MachineView
-from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, parse_duration, verb
+from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
-from devalloc.cli.options.common import namespace_option
-from devalloc.cli.target import StoreTarget, has_ended_for_good, open_target, target_options, unserved_note
+from devalloc.cli.options.places import StoreTarget
+from devalloc.cli.target import has_ended_for_good, open_target, unserved_note
 from devalloc.cli.terminal import print_line, print_note
-from devalloc.store import Conflict
+from devalloc.cli.waiting import StateTest, report_missing, wait_until
+from devalloc.machines.replica_sets import is_ready, owner_of
+from devalloc.store import Conflict, Store
 from devalloc.store.errors import Key, NotFound
-
-if TYPE_CHECKING:
-    from devalloc.cli.waiting import StateTest
-    from devalloc.store import Store
 
 Object = dict[str, Any]
 MACHINE, REPLICA_SET = "VirtualMachine", "VirtualMachineReplicaSet"
 _REST_SECONDS = 30.0
 """What a node needs beside the time that guests have to power down."""
-_names = click.argument("names", nargs=-1, required=True, metavar="vm/NAME... | vmrs/NAME")
-no_wait_option = click.option(
-    "--no-wait", is_flag=True, help="Only write what is wanted; `devalloc wait` waits for it."
-)
-_timeout = click.option(
-    "--timeout",
-    type=parse_duration,
-    metavar="DURATION",
-    help="How long to wait [default: powerdownSeconds and 30s, or 90s; 15s if nothing serves it].",
-)
 
 
-def _power_verb(name: str) -> Callable[[Callable[..., int]], click.Command]:
-    """A verb with the names of machines or sets, --timeout and --no-wait."""
-
-    def decorated(function: Callable[..., int]) -> click.Command:
-        for option in (target_options, namespace_option, no_wait_option, _timeout, _names):
-            function = option(function)
-        return verb(name)(function)
-
-    return decorated
-
-
-@_power_verb("start")
 def start(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
-    """Start machines that are stopped, paused or have ended, and wait until they run.
-
-    A set stands for all its machines. The object says what is wanted (spec.running, spec.paused); `devalloc apply` of a
-    manifest that says otherwise changes it again.
-
-    \b
-    devalloc start vm/web
-    devalloc start vmrs/workers
-    """
-    from devalloc.cli.waiting import wait_until
-
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         keys = _machines(store, names, namespace)
         ended = [key for key in keys if _has_ended(store, key)]
@@ -84,17 +47,7 @@ def start(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespac
         return _finish(store, keys, "running", timeout, no_wait, done="started")
 
 
-@_power_verb("stop")
 def stop(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
-    """Power machines down, and wait until they are stopped. They keep their disks, UEFI variables and TPM.
-
-    A guest that does not power down within powerdownSeconds is ended. A stopped machine gives up its CPUs and memory:
-    `devalloc start` waits for room. A set stands for all its machines, and replaces none of them.
-
-    \b
-    devalloc stop vm/web
-    devalloc stop vmrs/workers
-    """
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         keys = _machines(store, names, namespace)
         for key in keys:
@@ -102,17 +55,7 @@ def stop(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace
         return _finish(store, keys, "stopped", timeout, no_wait, done="stopped")
 
 
-@_power_verb("restart")
 def restart(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
-    """Power machines down and start them again as their specs say, and wait until they run.
-
-    They keep their node, devices and room. Several machines restart one after another, each when the one before runs
-    and, with guestReports, is ready. A machine that is stopped is not started.
-
-    \b
-    devalloc restart vm/web
-    devalloc restart vmrs/workers --timeout 10m
-    """
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         keys = _machines(store, names, namespace)
         for key in keys:
@@ -124,15 +67,7 @@ def restart(names: tuple[str, ...], timeout: float | None, no_wait: bool, namesp
         return 0
 
 
-@_power_verb("pause")
 def pause(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
-    """Stop the CPUs of machines that run, and wait until they stand still. `devalloc resume` lets them run again.
-
-    A paused machine keeps its memory, devices and room. Its clock stands still, too, and its connections may time out.
-
-    \b
-    devalloc pause vm/web
-    """
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         keys = _machines(store, names, namespace)
         for key in keys:
@@ -142,15 +77,7 @@ def pause(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespac
         return _finish(store, keys, "paused", timeout, no_wait, done="paused")
 
 
-@_power_verb("resume")
 def resume(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
-    """Let the CPUs of paused machines run again, and wait until they do.
-
-    \b
-    devalloc resume vm/web
-    """
-    from devalloc.cli.waiting import wait_until
-
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         keys = _machines(store, names, namespace)
         for key in keys:
@@ -166,8 +93,6 @@ def resume(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespa
 
 def _machines(store: Store, names: Sequence[str], namespace: str) -> list[Key]:
     """The machines that are named, and those of sets that are named. Raises BadInput, NotFound, CommandFailed."""
-    from devalloc.machines.replica_sets import owner_of
-
     keys: list[Key] = []
     for key in keys_of(names, namespace, default="virtualmachines", store=store):
         if key.kind not in (MACHINE, REPLICA_SET):
@@ -248,8 +173,6 @@ def _request_restart(store: Store, key: Key) -> str:
 
 
 def _begun_anew(runs: dict[Key, str]) -> StateTest:
-    from devalloc.machines.replica_sets import is_ready
-
     return lambda obj: is_ready(obj) and MachineView(obj).status.get("machineID") != runs.get(Key.of(obj))
 
 
@@ -295,8 +218,6 @@ def _finish(
     test: StateTest | None = None,
 ) -> int:
     """Wait until all have the state, and print it; the exit code."""
-    from devalloc.cli.waiting import report_missing, wait_until
-
     keys, gives_up = list(keys), timeout is None
     if no_wait:
         for key in keys:

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
+from devalloc.api.decode import decode
 from devalloc.api.quantity import Quantity
 from devalloc.api.views import MachineView, as_mapping
-from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, parse_duration, verb
+from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm
 from devalloc.cli.object_names import format_key, keys_of
-from devalloc.cli.options.common import namespace_option
-from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.options.places import StoreTarget
+from devalloc.cli.target import open_target
 from devalloc.cli.terminal import print_line
-from devalloc.cli.verbs.power import MACHINE, REPLICA_SET, change_object, no_wait_option
-
-if TYPE_CHECKING:
-    from devalloc.store import Store
-    from devalloc.store.errors import Key
+from devalloc.cli.verbs.power import MACHINE, REPLICA_SET, change_object
+from devalloc.cli.waiting import report_missing, wait_until
+from devalloc.store import Store
+from devalloc.store.errors import Key
 
 Object = dict[str, Any]
 DEFAULT_SECONDS = 60.0
 
 
-@verb("scale")
-@click.argument("name", metavar="vm/NAME|vmrs/NAME")
-@click.option("--cpu", metavar="CPUS", help="CPUs of a machine from now on (cpu.use), such as 2 or 1500m.")
-@click.option("--memory", metavar="BYTES", help="Memory of a machine from now on (memory.use), such as 2Gi.")
-@click.option("--replicas", type=click.IntRange(0), metavar="NUMBER", help="How many machines a set has.")
-@click.option(
-    "--timeout",
-    type=parse_duration,
-    metavar="DURATION",
-    help="How long to wait [default: 60s; 15s if nothing serves it].",
-)
-@no_wait_option
-@namespace_option
-@target_options
 def scale(
     name: str,
     cpu: str | None,
@@ -47,15 +31,6 @@ def scale(
     namespace: str,
     place: StoreTarget,
 ) -> int:
-    """Change how many CPUs and how much memory a machine has, or how many machines a set has, and wait for it.
-
-    CPUs and memory change while the machine runs, between min and max of its spec. Larger bounds apply at its next
-    start: change the manifest, then `devalloc restart vm/NAME`. For machines without an object: `devalloc vm scale`.
-
-    \b
-    devalloc scale vm/web --cpu 2 --memory 4Gi
-    devalloc scale vmrs/workers --replicas 5
-    """
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         (key,) = keys_of([name], namespace, default="virtualmachines", store=store)
         if key.kind == REPLICA_SET:
@@ -74,8 +49,6 @@ def scale(
 
 def _with_amounts(obj: Object, wanted: dict[str, str]) -> Object:
     """The object with other amounts. Raises CommandFailed if it cannot have them."""
-    from devalloc.api.decode import decode
-
     spec, name = dict(obj["spec"]), f"vm/{obj['metadata']['name']}"
     if spec.get("scaling") is not None:
         raise CommandFailed(
@@ -97,8 +70,6 @@ def _with_amounts(obj: Object, wanted: dict[str, str]) -> Object:
 def _finish_machine(
     store: Store, key: Key, changed: Object, wanted: dict[str, str], timeout: float | None, no_wait: bool
 ) -> int:
-    from devalloc.cli.waiting import report_missing, wait_until
-
     amounts_text = ", ".join(
         f"{amount} CPU{'' if amount == '1' else 's'}" if what == "cpu" else f"{amount} of memory"
         for what, amount in wanted.items()
@@ -121,8 +92,6 @@ def _finish_machine(
 
 
 def _finish_set(store: Store, key: Key, replicas: int, timeout: float | None, no_wait: bool) -> int:
-    from devalloc.cli.waiting import report_missing, wait_until
-
     if no_wait:
         print_line(f"{format_key(key)}: to have {replicas} machines")
         return 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from click.core import ParameterSource
 
-from devalloc.cli.command import require_packages, verb
-from devalloc.cli.options.common import settings_options, tracing
+from devalloc.cli.command import require_packages
+from devalloc.cli.options.common import tracing
 from devalloc.cli.render.output import open_display
 from devalloc.cli.terminal import print_note
 from devalloc.program import Control, abandon_hung_threads, run
@@ -20,14 +20,7 @@ _NODE_SWITCHES = ("enforce_capacity", "host_capacity", "scaling", "warm")
 """Options that enable parts of the node plugin."""
 
 
-@verb("up")
-@settings_options(UpOptions, "options")
 def up(options: UpOptions) -> int:
-    """Publish this host's devices, allocate claims, and run the node plugin, until Ctrl-C or SIGTERM.
-
-    Only one `devalloc up` can run on a store. You can kill it at any moment and start it again; machines keep running.
-    SIGHUP makes it check the devices at once. Exit code 0 after a clean stop.
-    """
     if options.page is not None:
         require_packages("jinja2", "aiohttp")
     traced = tracing(options.otlp_endpoint, "devalloc-up", options.inventory.node)

@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-import click
-
-from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.common import no_headers_option, output_option
+from devalloc.cli.command import BadInput, CommandFailed
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.output import print_content, print_table
-from devalloc.cli.target import StoreTarget, connect_cluster, open_target, target_options
+from devalloc.cli.target import connect_cluster, open_target
 from devalloc.cli.terminal import print_note
 from devalloc.store import StoreError
+from devalloc.usage.accounting.accountant import NAMESPACE
+from devalloc.usage.accounting.report import UsageReport, grouped, parse_month, read_report, report_json
 
-if TYPE_CHECKING:
-    from devalloc.usage.accounting.report import UsageReport
 
-
-@verb("usage")
-@click.option(
-    "--month",
-    default="this",
-    metavar="MONTH",
-    help="Month in UTC: this (default), last, or one such as 2026-11. The last twelve are kept.",
-)
-@click.option(
-    "--by",
-    type=click.Choice(["device", "machine", "class", "namespace"]),
-    default="device",
-    help="One row for each device that a machine used (default), each machine, each class or each namespace.",
-)
-@click.option("--of", "namespace", metavar="NAMESPACE", help="Only usage of this namespace; default: all.")
-@click.option(
-    "--controller-namespace",
-    default="devalloc-system",
-    metavar="NAME",
-    help="Namespace of the controller on a cluster, which stores the usage.",
-)
-@no_headers_option
-@output_option("table", "json", "yaml")
-@target_options
 def usage(
     month: str,
     by: str,
@@ -50,19 +23,6 @@ def usage(
     output: str,
     place: StoreTarget,
 ) -> int:
-    """Show who used which devices, CPUs and memory in a month, and for how long.
-
-    HOURS counts devices that were held whole, SHARES parts of devices: two shares of one device count twice. CPU-HOURS
-    and GIB-HOURS are CPUs and GiB of memory that machines had, times hours. `devalloc up` and the controller of a
-    cluster count. After a restart they also count the time in between, for what was held before and is still held.
-
-    \b
-    devalloc usage --month last
-    devalloc usage --month 2026-11 --by namespace -o json
-    devalloc usage --of team-a --kubeconfig ~/.kube/config
-    """
-    from devalloc.usage.accounting.report import grouped, parse_month, report_json
-
     try:
         wanted = parse_month(month, round(time.time() * 1000))
     except ValueError:
@@ -95,9 +55,6 @@ def usage(
 
 def _read(place: StoreTarget, controller_namespace: str, month: str) -> UsageReport:
     """Raises CommandFailed."""
-    from devalloc.usage.accounting.accountant import NAMESPACE
-    from devalloc.usage.accounting.report import read_report
-
     try:
         if place.is_cluster:
             from devalloc.programs.controller import ObjectClient

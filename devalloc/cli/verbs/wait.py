@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import click
-
-from devalloc.cli.command import BadInput, parse_duration, verb
+from devalloc.cli.command import BadInput
 from devalloc.cli.object_names import format_key, keys_of
-from devalloc.cli.options.common import namespace_option
+from devalloc.cli.options.places import StoreTarget
 from devalloc.cli.render.output import show_spinner
-from devalloc.cli.shell_completion import complete_claims
-from devalloc.cli.target import (
-    StoreTarget,
-    open_target,
-    target_options,
-)
+from devalloc.cli.target import open_target
 from devalloc.cli.terminal import print_line
-
-if TYPE_CHECKING:
-    from devalloc.store.errors import Key
+from devalloc.cli.waiting import check_can_happen, report_missing, wait_until
+from devalloc.store.errors import Key
 
 WAIT_STATES = {
     "DeviceClaim": ("allocated", "ready", "released", "deleted"),
@@ -32,54 +22,7 @@ WAIT_STATES = {
 allocated, a machine when it runs and its guest, if it reports, says so, and a set when all of its replicas are."""
 
 
-_OPPOSITES = {"allocated=false": "released"}
-"""Conditions that are not true, and the state of an object then."""
-
-
-class _State(click.Choice[str]):
-    """A state, also in kubectl's form: delete, condition=Allocated, condition=Allocated=false,
-    jsonpath={.status.phase}=Running."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if isinstance(value, str):
-            for prefix in ("condition=", "jsonpath={.status.phase}="):
-                if value.startswith(prefix):
-                    value = value.removeprefix(prefix).lower().removesuffix("=true")
-            value = _OPPOSITES.get(value, value)
-            value = "deleted" if value == "delete" else value
-        return super().convert(value, param, ctx)
-
-
-@verb("wait")
-@click.argument("names", nargs=-1, required=True, metavar="NAME... | KIND/NAME...", shell_complete=complete_claims)
-@click.option(
-    "--for",
-    "state",
-    type=_State(["allocated", "released", "running", "paused", "stopped", "ready", "succeeded", "failed", "deleted"]),
-    help="State to wait for [default: allocated for claims, running for machines, ready (all replicas) for sets of "
-    "machines, succeeded for migrations].",
-)
-@click.option("--timeout", type=parse_duration, default="30s", metavar="DURATION", help="Maximum time to wait.")
-@namespace_option
-@target_options
 def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: str, place: StoreTarget) -> int:
-    """Wait until claims are allocated, released (hold nothing) or deleted, machines running, paused or stopped, all
-    replicas of a set ready, migrations succeeded or failed.
-
-    A machine is ready when it runs and its guest, if it reports (spec.guestReports), says so; a claim when it is
-    allocated. kubectl's --for=condition=NAME works, too, and --for=condition=Allocated=false for released.
-
-    Exit code 3 when the time is up and a claim or machine has a reason why not, 1 if it has no answer yet. At once for
-    an object that is deleted meanwhile, for a machine that cannot start as it is, and for a migration that is over and
-    has not the state.
-
-    \b
-    devalloc wait train --for=allocated --timeout 1m
-    devalloc wait vm/web
-    devalloc wait claim/train --for=delete
-    """
-    from devalloc.cli.waiting import check_can_happen, report_missing, wait_until
-
     with open_target(place.within(namespace)) as objects:
         keys = keys_of(names, namespace, default="claims", store=objects)
         for key in keys:

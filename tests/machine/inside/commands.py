@@ -19,14 +19,15 @@ import sys
 import time
 from pathlib import Path
 
-_VERBS = ("up", "apply", "capacity", "cordon", "get", "vm", "wait")
-"""Modules of verbs: ``delete`` is in ``apply``, ``discover`` in ``capacity``, ``release`` in ``cordon``."""
+_OPTIONS = ("programs", "manifests", "maintenance", "objects", "vm")
+_VERBS = ("up", "apply", "capacity", "cordon", "discover", "get", "vm", "vm_create", "wait")
+"""Modules of verbs: ``delete`` is in ``apply``, ``release`` in ``cordon``."""
 LOADED = (
-    *("devalloc.cli.main", *(f"devalloc.cli.verbs.{verb}" for verb in _VERBS)),
+    *("devalloc.cli.main", *(f"devalloc.cli.options.{subject}" for subject in _OPTIONS)),
+    *(f"devalloc.cli.verbs.{verb}" for verb in _VERBS),
     *(
         "devalloc.cli.documents",
         "devalloc.programs.inventory_options",
-        "devalloc.cli.machine_requests",
         "devalloc.programs.node_options",
     ),
     *(

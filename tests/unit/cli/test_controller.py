@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from devalloc.cli.command import BadInput, CommandFailed
-from devalloc.cli.verbs.controller import controller
-from devalloc.cli.verbs.permit_proxy import permit_proxy
+from devalloc.cli.options.programs import controller, permit_proxy
 from devalloc.programs.controller_settings import ControllerSettings
 from devalloc.scaling.permits.arithmetic import PermitsArithmetic
 from devalloc.scaling.resources import Resources
@@ -132,7 +131,7 @@ def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> 
 
 
 def test_a_proxy_of_permits_names_the_address_that_is_taken(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devalloc.cli.target.connect_cluster", lambda *_: None)
+    monkeypatch.setattr("devalloc.cli.verbs.permit_proxy.connect_cluster", lambda *_: None)
     monkeypatch.setattr("devalloc.programs.permit_endpoint.published_endpoint", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         at = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -152,7 +151,7 @@ def test_a_proxy_of_permits_names_the_address_that_is_taken(kubeconfig: Path, mo
 def test_a_proxy_of_permits_says_what_it_lacks_before_it_asks_the_cluster(
     options: list[str], why: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devalloc.cli.target.connect_cluster", lambda *_: pytest.fail("it connected"))
+    monkeypatch.setattr("devalloc.cli.verbs.permit_proxy.connect_cluster", lambda *_: pytest.fail("it connected"))
     with pytest.raises(BadInput) as refused:
         CliRunner().invoke(
             permit_proxy, ["--kubeconfig", str(kubeconfig), *options], catch_exceptions=False, standalone_mode=False

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import node_client
+from devalloc.cli.options import places
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu import preflight
 from devalloc_machines.qemu.settings import MachineConfig
@@ -312,7 +312,7 @@ def test_the_usual_store_leads_to_the_usual_socket(monkeypatch: pytest.MonkeyPat
     from devalloc.store.paths import default_path
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert node_client.default_socket(default_path({})) == node_client.DEFAULT_SOCKET
+    assert places.default_socket(default_path({})) == places.DEFAULT_SOCKET
 
 
 @pytest.mark.parametrize(

@@ -180,9 +180,7 @@ def test_the_screen_is_drawn_at_its_interval_and_after_each_key_until_q(
 ) -> None:
     drawn: list[TopScreen] = []
     monkeypatch.setattr(top, "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
-    monkeypatch.setattr(
-        "devalloc.cli.render.top_screen.live_screen", lambda: nullcontext(lambda screen, sight: drawn.append(screen))
-    )
+    monkeypatch.setattr(top, "live_screen", lambda: nullcontext(lambda screen, sight: drawn.append(screen)))
     for interval, seconds in (("7s", 7.0), ("1ms", top.MIN_SECONDS)):
         drawn.clear()
         keys = Pressed("down", "up", "q")

@@ -13,14 +13,13 @@ from pathlib import Path
 import click
 import pytest
 
-from devalloc.cli import node_client
 from devalloc.cli.command import CommandFailed
-from devalloc.cli.machine_requests import machine_request
 from devalloc.cli.node_client import connect_plugin
-from devalloc.cli.node_machines import sample_process, usage_between
+from devalloc.cli.options import places
 from devalloc.cli.render.cells import format_size
 from devalloc.cli.render.host import parse_bounds, parse_bytes, parse_milli
-from devalloc.cli.verbs.vm import HEADERS
+from devalloc.cli.verbs.vm_create import machine_request
+from devalloc.cli.verbs.vm_top import HEADERS, sample_process, usage_between
 from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.metrics import GuestReport, SystemMetrics
 from devalloc.scaling.resources import Resources
@@ -308,16 +307,16 @@ class TestSocket:
                 raise PermissionError(13, "Permission denied")
             return exists(path)
 
-        monkeypatch.setattr(node_client, "DEFAULT_SOCKET", root)
+        monkeypatch.setattr(places, "DEFAULT_SOCKET", root)
         monkeypatch.setattr(Path, "exists", seen)
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        assert node_client.default_socket() == root
+        assert places.default_socket() == root
         own.parent.mkdir(parents=True)
         own.touch()
-        assert node_client.default_socket() == own
+        assert places.default_socket() == own
         monkeypatch.setattr(os, "geteuid", lambda: 0)
-        assert node_client.default_socket() == root
+        assert places.default_socket() == root
 
     def test_without_a_plugin_it_says_how_to_start_one(self, devalloc: Shell, tmp_path: Path) -> None:
         for verb in (["vm", "list"], ["vm", "top"]):

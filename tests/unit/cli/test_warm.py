@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from devalloc.cli.verbs import warm as commands
+from devalloc.cli.options.warm import MAX_VCPUS
 from devalloc_machines.part import MachineSettings
 from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.warm import service
@@ -108,7 +108,7 @@ def test_only_a_machine_of_the_node_gives_back_its_own(tmp_path: Path, toy: ToyP
 
 
 def test_more_vcpus_than_any_host_has_are_refused_before_a_call(devalloc: Shell) -> None:
-    assert commands.MAX_VCPUS == service.MOST_VCPUS
+    assert MAX_VCPUS == service.MOST_VCPUS
     for number in (service.MOST_VCPUS + 1, 1 << 31, 1 << 64):
         refused = devalloc("warm", "take", "a", "--vcpus", number, "--socket", "/nowhere")
         assert refused.code == 2
