@@ -78,6 +78,14 @@ DEFAULT_COMPUTE_UNIT = Resources(250, 2**30)
 
 ANNOTATION = "autoscaling.neon.tech/bounds"
 """The annotation with a machine's bounds that peers read; devalloc reads ``spec`` instead."""
+OVERCOMMIT = "vm.neon.tech/overcommit"
+"""An annotation: JSON with ``cpu`` and ``memory``, times 1 if one is missing."""
+USAGE = "vm.neon.tech/usage"
+"""An annotation: JSON with ``cpu`` and ``memory``, what the machine has, as those tell who run it by other means."""
+ANNOTATION_BILLING = "autoscaling.neon.tech/billing-endpoint-id"
+LABEL_SCALING = "autoscaling.neon.tech/enabled"
+LABEL_MIGRATION = "autoscaling.neon.tech/auto-migration-enabled"
+LABEL_ALWAYS_MIGRATE = "autoscaling.neon.tech/testing-only-always-migrate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What only Neon's programs speak, of which nothing but programs knows.
 
-- ``machines``: NeonVM's machines as a source of the permit server; ``runner_pods``: which pods run machines
+- ``machines``: NeonVM's machines as a source of the permit server; ``vm_info``: what it says of them;
+  ``runner_pods``: which pods run machines
 - ``billing``: what is counted for billing ids
 - ``plain_port``, ``permit_proxy``: the port of the permit server, and its proxy, for agents that have no token
 - ``informant_client``, ``informant``: the informant protocol, the agent's side and the guest's

@@ -31,14 +31,14 @@ from devalloc.machines.permits.sources import (
     read_overcommit,
     read_usage,
 )
-from devalloc.scaling.resources import NO_RESOURCES, Resources
-from devalloc.scaling.vm_info import ANNOTATION_BILLING, OVERCOMMIT, USAGE, VmInfo, from_pod, from_vm
+from devalloc.scaling.resources import ANNOTATION_BILLING, NO_RESOURCES, OVERCOMMIT, USAGE, Resources
 from devalloc.store import Change, Conflict, NotFound, Object, Store
 from devalloc.store import Key as ObjectKey
 from devalloc.store.fencing import FencingInterrupted, fence_object, fence_objects
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc.worker import DONE, repeat
 from devalloc_neon.runner_pods import has_ended
+from devalloc_neon.vm_info import VmInfo, from_pod, from_vm
 
 log = logging.getLogger(__name__)
 

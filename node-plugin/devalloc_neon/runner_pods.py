@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from devalloc.api.views import MachineView, ObjectView, as_mapping
 from devalloc.scaling.permits.ledger import MachineKey
-from devalloc.scaling.vm_info import LABEL_NAME, LABEL_SCALING, from_pod
+from devalloc.scaling.resources import LABEL_SCALING
 from devalloc.store import (
     REFUSALS,
     Change,
@@ -28,6 +28,7 @@ from devalloc.store import (
 )
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc.store.watcher import Listed, Watcher
+from devalloc_neon.vm_info import LABEL_NAME, from_pod
 
 log = logging.getLogger(__name__)
 

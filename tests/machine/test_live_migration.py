@@ -17,7 +17,7 @@ import yaml
 
 from devalloc.api import meta
 from devalloc.machines.migrations import begin_migration
-from devalloc.scaling.vm_info import LABEL_MIGRATION
+from devalloc.scaling.resources import LABEL_MIGRATION
 from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.qemu.process import process

@@ -6,7 +6,7 @@ from typing import Any
 
 from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.scaling.vm_info import VmInfo
+from devalloc_neon.vm_info import VmInfo
 from tests.support.scaling_config_json import overrides_to_json
 
 

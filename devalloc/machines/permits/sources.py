@@ -31,14 +31,15 @@ from devalloc.machines.permits.ledger import (
 )
 from devalloc.machines.permits.runner_usage import RunnerPod
 from devalloc.scaling.permits.ledger import MachineKey
-from devalloc.scaling.resources import NO_RESOURCES, Resources
-from devalloc.scaling.vm_info import (
+from devalloc.scaling.resources import (
     ANNOTATION_BILLING,
     LABEL_ALWAYS_MIGRATE,
     LABEL_MIGRATION,
     LABEL_SCALING,
+    NO_RESOURCES,
     OVERCOMMIT,
     USAGE,
+    Resources,
 )
 from devalloc.store import Change, Object, Store
 from devalloc.store import Key as ObjectKey

@@ -14,7 +14,7 @@ from devalloc.scaling.config import ANNOTATION as CONFIG
 from devalloc.scaling.config import merge_overrides, read_config_annotation, read_defaults
 from devalloc.scaling.resources import ANNOTATION as BOUNDS
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.scaling.vm_info import ANNOTATION_RESOURCES, LABEL_NAME, from_pod, from_vm
+from devalloc_neon.vm_info import ANNOTATION_RESOURCES, LABEL_NAME, from_pod, from_vm
 from tests.support.scaling_config_json import defaults_to_json
 from tests.support.tables.table_form import CaseVerdict, TableForm, each, verdict
 from tests.support.vm_info import to_json

@@ -14,9 +14,8 @@ from devalloc.machines.permits.ledger import Host, PermitLedgers
 from devalloc.machines.permits.settings import Settings
 from devalloc.machines.permits.store_migrator import NO_MIGRATION, MigrationEnd, MovableMachines, StoreMigrator
 from devalloc.scaling.permits.ledger import all_to_migrate, is_under_pressure
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import LABEL_MIGRATION, Resources
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.scaling.vm_info import LABEL_MIGRATION
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.scaling.bounds_annotation import read_bounds_annotation, size_problems
 from devalloc.scaling.resources import Resources, ScalingBounds
+from devalloc_neon.vm_info import read_bounds_annotation, size_problems
 
 GIB = 2**30
 

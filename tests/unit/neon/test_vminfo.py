@@ -12,7 +12,7 @@ from devalloc.api.problems import Read
 from devalloc.scaling.config import ScalingOverrides
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, VmInfo, from_pod, from_vm
+from devalloc_neon.vm_info import CpuInfo, MemoryInfo, VmInfo, from_pod, from_vm
 from tests.support.vm_info import to_json
 
 GIB = 2**30

@@ -1,38 +1,39 @@
-"""What scaling knows of a machine: its amounts, and what its labels and annotations say of it.
+"""What NeonVM says of a machine: its amounts, and what its labels and annotations say of it.
 
 Read from the machine's object or from the pod that runs it, both as decoded JSON. What is read is applied in this
 order: the amounts of the object, the bounds of its annotation, its configuration, and only then is checked whether the
 bounds are reasonable. Use outside of the bounds is only worth a warning: scaling brings it back.
+
+The annotation of the bounds is ``{"min": {"cpu": "250m", "mem": "1Gi"}, "max": {"cpu": 4, "mem": "16Gi"}}``. All four
+amounts are required; all problems are reported, with their paths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.problems import Problem, Read
 from devalloc.scaling import config as scaling_config
-from devalloc.scaling.bounds_annotation import read_bounds_annotation, required_amount, size_problems
 from devalloc.scaling.config import ScalingOverrides
 from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json, decode_text, fold_names
 from devalloc.scaling.resources import ANNOTATION as BOUNDS_ANNOTATION
-from devalloc.scaling.resources import Resources, ScalingBounds
+from devalloc.scaling.resources import LABEL_ALWAYS_MIGRATE, LABEL_MIGRATION, LABEL_SCALING, Resources, ScalingBounds
 from devalloc.scaling.versions import ProtocolEra
 
-OVERCOMMIT = "vm.neon.tech/overcommit"
-"""An annotation: JSON with ``cpu`` and ``memory``, times 1 if one is missing."""
-USAGE = "vm.neon.tech/usage"
-"""An annotation: JSON with ``cpu`` and ``memory``, what the machine has, as those tell who run it by other means."""
-ANNOTATION_BILLING = "autoscaling.neon.tech/billing-endpoint-id"
-LABEL_SCALING = "autoscaling.neon.tech/enabled"
-LABEL_MIGRATION = "autoscaling.neon.tech/auto-migration-enabled"
-LABEL_ALWAYS_MIGRATE = "autoscaling.neon.tech/testing-only-always-migrate"
 LABEL_NAME = "vm.neon.tech/name"
 ANNOTATION_RESOURCES = "vm.neon.tech/resources"
 DEFAULT_SLOT_SIZE = 2**30
 MAX_ANNOTATION = 16 * 1024
 """Characters of the annotation with a pod's amounts."""
+MAX_BOUNDS = 4096
+"""Characters of the annotation; more is refused unread."""
+MIN_CPU = 50
+MAX_CPU = 512_000
+"""Thousandths of a CPU. Amounts beyond these are most likely in another unit."""
+MAX_SLOTS = 2**16 - 1
+"""Memory slots of a machine that peers can count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +206,58 @@ def _entries(owner: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def _annotation(name: str) -> str:
     return f"metadata.annotations[{name!r}]"
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def read_bounds_annotation(text: str, slot_size: int, path: str = "") -> Read[ScalingBounds]:
+    """Bounds of a machine with memory slots of so many bytes, from the annotation's text. Never raises for content."""
+    if len(text) > MAX_BOUNDS:
+        return Read(None, [Problem(f"must be at most {MAX_BOUNDS} characters, not {len(text)}", path)])
+    problems: list[Problem] = []
+    try:
+        fields = JsonFields(decode_text(text))
+        ends = [_read_end(fields, name, slot_size, path, problems) for name in ("min", "max")]
+    except Unreadable as error:
+        return Read(None, [Problem(f"is not to be read: {error}", path)])
+    return Read(None if problems else ScalingBounds(*ends), problems)
+
+
+def _read_end(fields: JsonFields, name: str, slot_size: int, path: str, problems: list[Problem]) -> Resources:
+    end = fields.inner(name)
+    cpu = required_amount(end, "cpu", end.cpu, path, problems)
+    memory = required_amount(end, "mem", end.bytes, path, problems)
+    if memory % slot_size or memory // slot_size > MAX_SLOTS:
+        wanted = f"a multiple of the memory slot size ({bytes_to_json(slot_size)}), at most {MAX_SLOTS} times it"
+        problems.append(Problem(f"must be {wanted}, not {bytes_to_json(memory)}", join_path(path, end.path("mem"))))
+    return Resources(cpu, memory)
+
+
+def required_amount(
+    fields: JsonFields, name: str, read: Callable[[str], int], path: str, problems: list[Problem]
+) -> int:
+    """An amount that is required and not zero; 0, with a problem, if there is none."""
+    where = join_path(path, fields.path(name))
+    try:
+        value = read(name)
+    except Unreadable as error:
+        problems.append(Problem(str(error).removeprefix(fields.path(name)).lstrip(), where))
+        return 0
+    if not fields.has(name):
+        problems.append(Problem("is required", where))
+    elif value == 0:
+        problems.append(Problem("must not be zero", where))
+    return value
+
+
+def size_problems(resources: Resources, path: str = "") -> list[Problem]:
+    """Whether the CPU is within what is reasonable, both ends included. Memory is not looked at."""
+    if MIN_CPU <= resources.cpu <= MAX_CPU:
+        return []
+    least, most = cpu_to_json(MIN_CPU), cpu_to_json(MAX_CPU)
+    return [Problem(f"must be {least} to {most}, not {cpu_to_json(resources.cpu)}", join_path(path, "cpu"))]
+
+
+def join_path(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
