@@ -226,6 +226,12 @@ class MachineView(ObjectView):
         return self.holder or str(self.spec.get("nodeName") or self.status.get("nodeName") or "")
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it ended and is not to be started again, so that nothing is kept for it."""
+        is_over = self.status.get("phase") == "Stopped" and self.spec.get("restartPolicy") == "Never"
+        return is_over and self.status.get("reason") not in (None, "", STOPPED_ON_REQUEST, "NotPlaced")
+
+    @property
     def migration_state(self) -> Mapping[str, Any]:
         """What a migration reserves for it on another node; empty if it is in none."""
         return as_mapping(self.status.get("migrationState"))

@@ -189,13 +189,13 @@ class DevallocCommand(VerbGroup):
         return name in _OURS or name in plugins.registered(plugins.VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if not self.has_command(ctx, cmd_name):
-            return None
         name = cmd_name.replace("-", "_")
         if cmd_name in _OURS:
             command = getattr(importlib.import_module(f"devalloc.cli.options.{_MODULE_OF[cmd_name]}"), name)
+        elif (added := plugins.registered(plugins.VERBS).get(cmd_name)) is not None:
+            command = added.load()
         else:
-            command = plugins.registered(plugins.VERBS)[cmd_name].load()
+            return None
         assert isinstance(command, click.Command)
         _shorten_help(command, cmd_name)
         _add_variables(command, f"DEVALLOC_{name.upper()}")

@@ -11,11 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc.api.decode import decode
 from devalloc.api.meta import parse_time
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimView, MachineView
-from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.options.places import StoreTarget, chosen_context, existing_kubeconfig, kubeconfig_of_kubectl
 from devalloc.cli.served_store import ServedStore, served_view
@@ -147,19 +145,11 @@ def unserved_reason(machine: dict[str, Any]) -> tuple[str, str]:
     return (str(status["reason"]), str(status.get("message") or "")) if is_unserved else ("", "")
 
 
-def has_ended_for_good(machine: dict[str, Any]) -> bool:
-    """Whether a machine ended, and its restart policy keeps it from running again."""
-    from devalloc.machines.schedule.machines import has_ended
-
-    vm = decode(machine).object
-    return isinstance(vm, VirtualMachine) and has_ended(vm)
-
-
 def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
     """Why a machine that is to run does not, or not as its spec says: code and message of its status, each of which may
     be empty; both are if it is as it should be, or is to run no more."""
     view = MachineView(machine)
-    if view.is_deleting or view.spec.get("running") is False or has_ended_for_good(machine):
+    if view.is_deleting or view.spec.get("running") is False or view.has_ended:
         return "", ""
     return str(view.status.get("reason") or ""), str(view.status.get("message") or "")
 

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import start_refusal
 from devalloc.api.views import ClaimView, MachineView, MigrationView, rests_on_request
-from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import REFUSED, CommandFailed
 from devalloc.cli.follow import follow
 from devalloc.cli.object_names import fetch_object, find_object, format_key
@@ -26,7 +24,6 @@ from devalloc.cli.target import (
 from devalloc.cli.terminal import print_note
 from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside
 from devalloc.machines.replica_sets import is_ready, owner_of
-from devalloc.machines.schedule.machines import has_ended
 from devalloc.store import Store
 from devalloc.store.errors import Key
 from devalloc_solver.dialects.api_groups import api_group_of
@@ -102,12 +99,10 @@ def _leaving_advice(store: Store, key: Key) -> str:
 
 def _verb_advice(machine: dict[str, Any]) -> str:
     """The verb that changes what a machine is as wanted; empty if there is none."""
-    vm, name = decode(machine).object, machine["metadata"]["name"]
-    if not isinstance(vm, VirtualMachine):
-        return ""
-    if not vm.spec.running or has_ended(vm):
+    view, name = MachineView(machine), machine["metadata"]["name"]
+    if view.spec.get("running") is False or view.has_ended:
         return f"; to start it: devalloc start vm/{name}"
-    is_paused = vm.spec.paused and machine.get("status", {}).get("phase") == "Paused"
+    is_paused = view.spec.get("paused") is True and view.status.get("phase") == "Paused"
     return f"; to let it run: devalloc resume vm/{name}" if is_paused else ""
 
 
@@ -300,14 +295,12 @@ _OF_MACHINES_THAT_RUN = ("running", "ready", "paused", "scaled")
 
 def _why_never_running(obj: dict[str, Any], state: str) -> str:
     """Why a machine will not run, or be paused, until someone changes it; empty if it may."""
-    machine = decode(obj).object
-    if not isinstance(machine, VirtualMachine):
-        return ""
-    if not machine.spec.running:
+    view = MachineView(obj)
+    if view.spec.get("running") is False:
         return "and stays so, because its spec.running is false"
-    if machine.spec.paused and state in ("running", "ready") and obj.get("status", {}).get("phase") == "Paused":
+    if view.spec.get("paused") is True and state in ("running", "ready") and view.status.get("phase") == "Paused":
         return "and stays so, because its spec.paused is true"
-    if has_ended(machine):
+    if view.has_ended:
         return "and stays so, because it ended and its spec.restartPolicy is Never"
     return _STAYS if _is_refused_for_good(obj) else ""
 

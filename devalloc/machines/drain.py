@@ -33,7 +33,7 @@ from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, Mig
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS, solver_documents
 from devalloc.machines.migrations import has_purpose, new_migration, pending_migrations, withdraw_migration
-from devalloc.machines.schedule.machines import KIND, has_ended, is_running
+from devalloc.machines.schedule.machines import KIND, is_running
 from devalloc.machines.schedule.migrations import KIND as MIGRATION_KIND
 from devalloc.machines.schedule.migrations import is_refused_by_target, waits_for_other_migration
 from devalloc.machines.schedule.what_if import solve_with_machines
@@ -371,7 +371,7 @@ def _fate(machine: MachineView, node: str, fleet: _Fleet, force: bool) -> Draine
     vm, runs = decode(machine.content).object, is_running(machine.content)
     if not isinstance(vm, VirtualMachine):
         return DrainedMachine(machine, Fate.STAY, "its manifest is invalid: `devalloc validate` shows why", runs)
-    wanted = runs or (vm.spec.running and not has_ended(vm))
+    wanted = runs or (vm.spec.running and not machine.has_ended)
     if why := _why_leaving(machine, node):
         return DrainedMachine(machine, Fate.LEAVING, why, runs)
     if vm.spec.adopt is not None:

@@ -23,9 +23,7 @@ from devalloc.api.conditions import READY, REPLICA_FAILURE, with_condition, with
 from devalloc.api.decode import decode
 from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.views import MachineView, ObjectView, as_mapping, as_mappings
-from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.backoff import QUICK_SECONDS, RestartPause
-from devalloc.machines.schedule.machines import has_ended
 from devalloc.store import (
     OBJECT_FAILURES,
     REFUSALS,
@@ -131,7 +129,7 @@ def plan(
     when there are enough without it.
     """
     there = [machine for machine in machines if not ObjectView(machine).is_deleting]
-    ended = [machine for machine in there if _has_ended(machine)]
+    ended = [machine for machine in there if MachineView(machine).has_ended]
     over = {machine["metadata"]["uid"] for machine in ended}
     live = sorted(
         (m for m in there if m["metadata"]["uid"] not in over),
@@ -159,13 +157,6 @@ def is_ready(machine: Object) -> bool:
 
 def _runs(machine: Object) -> bool:
     return MachineView(machine).status.get("phase") == "Running"
-
-
-def _has_ended(machine: Object) -> bool:
-    if MachineView(machine).status.get("phase") != "Stopped":  # nearly always, and much cheaper
-        return False
-    decoded = decode(machine).object
-    return isinstance(decoded, VirtualMachine) and has_ended(decoded)
 
 
 def _age_key(machine: Object) -> tuple[str, int, str]:
@@ -329,12 +320,12 @@ class ReplicaSets:
         paces = self._paces.setdefault(uid, _Paces())
         machines = [self._machines[each] for each in sorted(self._owned.get(uid, ())) if each[0] == key[0]]
         now = self._clock()
-        self._count_ended(paces, [m for m in machines if _has_ended(m)], now)
+        self._count_ended(paces, [m for m in machines if MachineView(m).has_ended], now)
         most = self._rates.left(key[0], now) if paces.create.may_act(now) else 0
         wanted = decoded.object.spec.replicas
         todo = plan(key[1], wanted, machines, lambda name: (key[0], name) in self._machines, most=most)
         deleted = self._delete_all(key, todo.delete, paces, now)
-        left = [m for m in todo.delete if m["metadata"]["uid"] in paces.refused and not _has_ended(m)]
+        left = [m for m in todo.delete if m["metadata"]["uid"] in paces.refused and not MachineView(m).has_ended]
         created = 0
         for name in todo.create:
             if not self._create(obj, name, paces.create):

@@ -128,6 +128,11 @@ class Change:
     finalizers: Sequence[str] = ()
     """Finalizers to add; the others stay. If the write is undone, they stay, too."""
 
+    @classmethod
+    def of(cls, obj: Object, status: Object | None, annotations: Mapping[str, str | None] | None = None) -> Change:
+        """A change of an object as it was read."""
+        return cls(Key.of(obj), obj["metadata"]["resourceVersion"], status, annotations or {})
+
 
 @dataclass(frozen=True)
 class Fence:

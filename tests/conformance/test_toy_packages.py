@@ -20,8 +20,11 @@ from devalloc.programs.node_options import PluginOptions, node_settings
 from devalloc.programs.node_parts import store_source
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.daemon import run_daemon
+from devalloc_node.deadline import Deadline
+from devalloc_node.model.step import Step
 from devalloc_node.node import open_node
-from tests.conformance.test_node_daemon_store import Bed
+from devalloc_node.pb import node_pb2 as pb
+from tests.conformance.test_node_daemon_store import Bed, allocated
 from tests.support.fake_host import LocalHost
 from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
@@ -100,6 +103,43 @@ def test_the_toy_tells_a_node_how_hot_its_devices_are(
 
 def test_without_a_registration_a_node_has_no_such_part() -> None:
     assert not any("toy_node_part" in repr(make) for make in installed(NODE_PARTS))
+
+
+TAGS = """
+from pathlib import Path
+from devalloc_node.parts import NodePart
+
+class Tag:
+    def read(self, target):
+        return Path(target).read_text() if Path(target).exists() else None
+    def apply(self, target, value, deadline):
+        Path(target).unlink(missing_ok=True) if value is None else Path(target).write_text(value)
+
+class Tags(NodePart):
+    def __init__(self, node):
+        pass
+    def kinds(self):
+        return {"tag": Tag()}
+"""
+
+
+def test_steps_of_a_kind_that_a_part_brings_are_undone_with_the_claim(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(tmp_path, "[devalloc.node_parts]\ntags = toy_tags:Tags\n")
+    (tmp_path / "toy_tags.py").write_text(TAGS)
+    monkeypatch.syspath_prepend(tmp_path)
+    bed.settings = replace(bed.settings, parts=installed(NODE_PARTS))
+    tag = tmp_path / "tag"
+    with bed.running() as (node, stub):
+        ref = allocated(bed)
+        stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref))
+        (prepared,) = node.claims.prepared()
+        device = next(iter(prepared.devices)).key
+        node.claims.add(prepared.ref, Step("tag", str(tag), None, "lab"), Deadline.after(60.0), device=device)
+        assert tag.read_text() == "lab"
+        stub.UnprepareClaim(pb.UnprepareClaimRequest(claim=ref))
+    assert not tag.exists()
 
 
 class Fleet:

@@ -44,7 +44,6 @@ from devalloc.cli.resource_claims import (
 )
 from devalloc.cli.solver_input import SolverInput, load_solver_input
 from devalloc.cli.target import (
-    has_ended_for_good,
     missing_controller_note,
     missing_node_note,
     open_target,
@@ -519,7 +518,7 @@ def _explain_unplaced(machine: dict[str, Any], namespace: str, name: str, output
         why, advice = "is not placed, because it is being deleted", ""
     elif MachineView(machine).spec.get("running") is False:
         why = "is not placed, because its spec.running is false"
-    elif has_ended_for_good(machine):
+    elif MachineView(machine).has_ended:
         why = "is not placed again, because it ended and its spec.restartPolicy is Never"
     else:
         is_over, why = False, f"is not placed by devalloc, because its spec.nodeName is {node}"

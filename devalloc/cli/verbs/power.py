@@ -16,7 +16,7 @@ from devalloc.api.views import MachineView
 from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.places import StoreTarget
-from devalloc.cli.target import has_ended_for_good, open_target, unserved_note
+from devalloc.cli.target import open_target, unserved_note
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.waiting import StateTest, report_missing, wait_until
 from devalloc.machines.replica_sets import is_ready, owner_of
@@ -186,8 +186,8 @@ def _reason(obj: Object) -> str:
 
 def _has_ended(store: Store, key: Key) -> bool:
     """Whether its restart policy keeps it from running again."""
-    machine = fetch_machine(store, key)
-    return MachineView(machine).spec.get("running") is not False and has_ended_for_good(machine)
+    view = MachineView(fetch_machine(store, key))
+    return view.spec.get("running") is not False and view.has_ended
 
 
 def _check_runs(store: Store, key: Key, what: str) -> None:

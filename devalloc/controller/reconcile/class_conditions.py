@@ -33,7 +33,7 @@ def class_units(documents: Iterable[Object], memo: Memo, now: str) -> list[Write
         conditions = with_condition(status.get("conditions"), VALID, content, now, generation)
         conditions = with_stall(conditions, None if fault is None else fault[1:], now, generation)
         if conditions != status.get("conditions"):
-            change = Change(Key.of(doc), doc["metadata"]["resourceVersion"], {**status, "conditions": conditions})
+            change = Change.of(doc, {**status, "conditions": conditions})
             units.append(WriteUnit((change,), granted=False))
     return units
 

@@ -318,12 +318,7 @@ def _device_statuses(claim: Object, lost: set[tuple[str, str]], now: str) -> lis
 
 def _annotation_change(claim: Object, status: Object | None, annotations: Mapping[str, str | None]) -> Change:
     """Of the allocator's own annotations, exactly these."""
-    return Change(
-        Key.of(claim),
-        claim["metadata"]["resourceVersion"],
-        status,
-        {**dict.fromkeys(ALLOCATION_ANNOTATIONS), **annotations},
-    )
+    return Change.of(claim, status, {**dict.fromkeys(ALLOCATION_ANNOTATIONS), **annotations})
 
 
 def _changes_object(change: Change, claim: Object) -> bool:

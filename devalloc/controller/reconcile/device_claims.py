@@ -410,12 +410,9 @@ class DeviceClaimAllocator:
             pools, devices, total = pools + 1, devices + size, total + available
             status = doc.get("status", {})
             if status.get("availableDevices") != available:
-                version = doc["metadata"]["resourceVersion"]
-                units.append(
-                    WriteUnit((Change(Key.of(doc), version, {**status, "availableDevices": available}),), granted=False)
-                )
-        done = self.loop.commit(units, fence=None).written
-        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
+                change = Change.of(doc, {**status, "availableDevices": available})
+                units.append(WriteUnit((change,), granted=False))
+        self._publish(units)
         self._counted, self._numbers = self._clock(), (pools, devices, total)
 
     def _publish_counts(self, state: Sequence[Object]) -> None:
@@ -423,9 +420,8 @@ class DeviceClaimAllocator:
         units = []
         has_quotas = self._surroundings.has_quotas
         for doc, status in quota.quota_statuses_to_write(effective_documents(state)) if has_quotas else ():
-            units.append(WriteUnit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
-        done = self.loop.commit(units, fence=None).written
-        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
+            units.append(WriteUnit((Change.of(doc, status),), granted=False))
+        done = self._publish(units)
         # any write of others meanwhile is a reason to look again
         unread = {key for unit in units for key in unit.keys} - done.keys()
         if done or unread:
@@ -435,9 +431,13 @@ class DeviceClaimAllocator:
         """Write whether classes are valid if that differs. Not in an embedded store: 0.1.0 would not read the class."""
         if not self._settings.form.in_conditions:
             return
-        done = self.loop.commit(class_units(documents, self._memo, now), fence=None).written
+        self._seen = {**self._seen, **self._publish(class_units(documents, self._memo, now))}
+
+    def _publish(self, units: Sequence[WriteUnit]) -> Mapping[Key, Object]:
+        """Write what no decision depends on, and is no news; what was written."""
+        done = self.loop.commit(units, fence=None).written
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
-        self._seen = {**self._seen, **done}
+        return done
 
     def _wait(self, version: str, stop: threading.Event) -> None:
         """Wait until others changed something after ``version``, the resync is due, or ``stop`` is set; on the way

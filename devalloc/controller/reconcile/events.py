@@ -16,13 +16,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from devalloc.api.conditions import ALLOCATED, DEVICE_LOST
 from devalloc.api.views import ClaimView, as_mappings
 from devalloc.store import Object
 from devalloc.worker import Again, Why, Worker
+
+if TYPE_CHECKING:
+    from devalloc.store.kubernetes import Client
 
 RELEASED = "Released"
 NORMAL, WARNING = "Normal", "Warning"
@@ -104,14 +107,6 @@ MAX_NOTE, MAX_REASON = 1024, 128
 """Bytes; the API refuses longer ones."""
 
 
-class EventWriter(Protocol):
-    """The part of a client of the API server that is needed. Raises whatever it raises."""
-
-    def create(self, path: str, body: Object, /) -> Object: ...
-
-    def replace(self, path: str, body: Object, /) -> Object: ...
-
-
 @dataclass(slots=True)
 class _QueuedEvent:
     event: ObjectEvent
@@ -135,7 +130,7 @@ class EventRecorder:
 
     def __init__(
         self,
-        writer: EventWriter,
+        writer: Client,
         instance: str,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),

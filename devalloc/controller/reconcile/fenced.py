@@ -156,7 +156,8 @@ class _Writer:
                 if not self._may_write():
                     return False
                 current = self._store.replace_status({**before, "status": wanted["status"]})
-                wanted = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": _version(current)}}
+                version = current["metadata"]["resourceVersion"]
+                wanted = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": version}}
             if not self._may_write():
                 return False
             try:
@@ -266,7 +267,3 @@ def _moves(machine: Object, node: str) -> bool:
     view = MachineView(machine)
     is_here = view.spec.get("nodeName") in (None, "", node) and view.status.get("nodeName") == node
     return is_here and view.spec.get("adopt") is None and not view.is_deleting
-
-
-def _version(obj: Object) -> str:
-    return str(obj["metadata"]["resourceVersion"])

@@ -53,7 +53,7 @@ def _release_or_ask(store: Store, claim: Object, force: bool) -> ReleaseOutcome:
         if not force:
             raise InUse(_prepared(claim))
         if not view.wants_release:
-            store.commit([_ask_change(claim)])
+            store.commit([Change.of(claim, claim["status"], {meta.RELEASE: "forced"})])
         return "asked"
     if (users := _users(claim)) and not force:
         raise InUse(f"{Key.of(claim)} is in use by {users}; stop that first")
@@ -76,16 +76,7 @@ def _abandon(store: Store, claim: Object) -> ReleaseOutcome:
 
 def release_change(claim: Object) -> Change:
     """What is written on a claim that is released: only on this very state of it."""
-    return Change(
-        Key.of(claim),
-        claim["metadata"]["resourceVersion"],
-        None,
-        dict.fromkeys((*ALLOCATION_ANNOTATIONS, meta.RELEASE)),
-    )
-
-
-def _ask_change(claim: Object) -> Change:
-    return Change(Key.of(claim), claim["metadata"]["resourceVersion"], claim["status"], {meta.RELEASE: "forced"})
+    return Change.of(claim, None, dict.fromkeys((*ALLOCATION_ANNOTATIONS, meta.RELEASE)))
 
 
 def _users(claim: Object) -> str:

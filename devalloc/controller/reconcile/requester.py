@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from devalloc.api.findings import Finding
 from devalloc.api.problems import Problem
@@ -21,7 +21,7 @@ from devalloc.controller.reconcile.surroundings import Surroundings
 from devalloc.store import Key, Object
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Requests:
     """What one requester asks for in a round."""
 
@@ -45,7 +45,6 @@ class Requests:
 
 
 R = TypeVar("R", bound=Requests)
-Read = TypeVar("Read", bound=Requests, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,6 @@ class AnsweredRound:
     """Objects say in conditions why they wait: the store is a cluster's."""
 
 
-class ReadRequests(Protocol[Read]):
-    """Reads what is asked for in documents in which allocated claims are as they count."""
-
-    def __call__(self, documents: Sequence[Object], memo: Memo | None, /, *, others_wait: bool) -> Read: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requester(Generic[R]):
     """What asks for devices for the objects of some kinds. All functions are pure."""
@@ -79,8 +72,9 @@ class Requester(Generic[R]):
     kinds: frozenset[str]
     holders: frozenset[str] = frozenset()
     """Those of them that hold devices by their status: writes of others on it break the fence of a round."""
-    read: ReadRequests[R]
-    """``others_wait``: objects that are not among the documents wait for room."""
+    read: Callable[[Sequence[Object], Memo | None, bool], R]
+    """What is asked for in documents, in which allocated claims are as they count; the last: whether objects that are
+    not among them wait for room."""
     decide: Callable[[R, list[WriteUnit], AnsweredRound], list[WriteUnit]] = lambda requested, units, done: units
     """The units of claims and other requesters, and its own."""
     withheld: Callable[[R], list[dict[str, Any]]] = lambda requested: []
@@ -117,7 +111,7 @@ class RoundRequests:
     ) -> None:
         self._requests: list[tuple[Requester[Any], Any]] = []
         for each in requesters:
-            self._requests.append((each, each.read(documents, memo, others_wait=others_wait)))
+            self._requests.append((each, each.read(documents, memo, others_wait)))
             documents = self._requests[-1][1].documents
         self.documents = documents
         self.problems: list[Problem] = [one for _, requested in self._requests for one in requested.problems]

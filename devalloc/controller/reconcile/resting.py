@@ -17,7 +17,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from devalloc.api import host_pool_names
 from devalloc.api.owner_names import MACHINE
@@ -25,11 +25,10 @@ from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, Order, order_of
 from devalloc.controller.reconcile.postponed import CLAIM, PostponedUnits, Unit
 from devalloc.controller.reconcile.requester import RoundRequests
-from devalloc.controller.reconcile.round_solver import may_rest_with
+from devalloc.controller.reconcile.round_solver import RoundSolver, may_rest_with
 from devalloc.controller.reconcile.settled import SettledClaims, may_matter, says_all
 from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.store import Key, Object
-from devalloc_solver import WaitingBook
 from devalloc_solver.pipeline import admission
 
 MAX_NEW = 100
@@ -37,17 +36,6 @@ MAX_NEW = 100
 last group or machine is looked at as a whole."""
 _OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
 Answer = Mapping[str, Any]
-
-
-class WaitingSolver(Protocol):
-    """What of the solver is asked here."""
-
-    waiting: WaitingBook
-
-    def wake(self, *, has_new: bool) -> set[Hashable]: ...
-    def rest(
-        self, unit: Hashable, order: Order, claims: Sequence[Object], answers: Sequence[Answer], *, is_proven: bool
-    ) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +58,7 @@ class RoundResult:
 class RestingObjects:
     """Of one loop. Not thread-safe."""
 
-    solver: WaitingSolver
+    solver: RoundSolver
     asking: frozenset[str] = frozenset({CLAIM, MACHINE})
     """Kinds of what asks for devices."""
     settled: SettledClaims = field(default_factory=SettledClaims)
@@ -183,10 +171,11 @@ class RestingObjects:
             obj = new or old
             assert obj is not None
             if key.kind == CLAIM:
-                if (group := ClaimView(obj).group) is not None and (unit := self._groups.get(_group_key(obj, group))):
+                namespace, group = ClaimView(obj).key[0], ClaimView(obj).group
+                if group is not None and (unit := self._groups.get((namespace, group))):
                     units.add(unit)
                 if _gives_back(old, new):
-                    freed.add(ClaimView(obj).key[0])
+                    freed.add(namespace)
             elif key.kind == MACHINE:
                 units |= {unit for claim in MachineView(obj).claims if (unit := self._unit_of.get(Key(CLAIM, *claim)))}
             elif _may_serve_others(key, old, new):
@@ -429,10 +418,6 @@ def _in_order(keys: Iterable[Key], objects: Mapping[Key, Object]) -> dict[Key, O
 def _unit_of(key: Key, obj: Object) -> Unit:
     group = ClaimView(obj).group if key.kind == CLAIM else None
     return Unit(key) if group is None else Unit(Key(CLAIM, key.namespace, ""), group)
-
-
-def _group_key(claim: Object, group: str) -> tuple[str, str]:
-    return ClaimView(claim).key[0], group
 
 
 def _gives_back(old: Object | None, new: Object | None) -> bool:

@@ -277,12 +277,10 @@ class RoundSolver:
         in_fleet: list[Object] = []
         waiting: list[Object] = []
         for document in documents:
-            is_waiting = document["kind"] == self._kind.name and "spec" in document and not self._has_devices(document)
+            is_claim = document["kind"] == self._kind.name and "spec" in document
+            is_waiting = is_claim and not ClaimView(document).status.get(self._kind.devices)
             (waiting if is_waiting else in_fleet).append(document)
         return in_fleet, waiting
-
-    def _has_devices(self, claim: Object) -> bool:
-        return bool(ClaimView(claim).status.get(self._kind.devices))
 
     def solve(self, units: Mapping[ClaimUnit, Sequence[Object]], deadline: float | None) -> _Answer:
         """The answers to all claims that wait, in the form of ``solve_manifests``, round after round.
@@ -460,7 +458,8 @@ class RoundSolver:
                 break
         forget_given(fleet, claims, answers)
         is_whole = len(answers) == len(claims) and all(map(stands, answers))
-        return answers if is_whole and not (self._kind.has_state and _has_warnings(answers)) else None
+        has_more = self._kind.has_state and any(one.get("warnings") for one in answers)
+        return answers if is_whole and not has_more else None
 
     def _is_settled_alone(self, answer: _Answer) -> bool:
         """Whether the refusal of a single claim is that of a joint solve, and says all."""
@@ -529,10 +528,6 @@ def _may_fit(fleet: Fleet, claim: Object) -> bool:
     """Whether a claim alone has a place now, or that cannot be told."""
     prospects = fleet.prospects(claim, QUICK_SECONDS)
     return prospects is None or prospects.fits
-
-
-def _has_warnings(answers: Iterable[_Answer]) -> bool:
-    return any(answer.get("warnings") for answer in answers)
 
 
 def _wish(claim: Object) -> object:

@@ -19,7 +19,7 @@ from devalloc.api.kinds import API_KINDS, qualified_kind
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimView, admin_class_names
 from devalloc.controller.reconcile.snapshot import Memo
-from devalloc.store import Change, Key, Object
+from devalloc.store import Change, Object
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
 ALLOCATION_ANNOTATIONS = (
@@ -231,7 +231,7 @@ def ignored_changes(objects: Iterable[Object]) -> list[Change]:
         if obj["kind"] not in _MARKED_KINDS or not is_left_aside(obj):
             continue
         if any(annotations.get(name) != text for name, text in marking.items()):
-            changes.append(Change(Key.of(obj), obj["metadata"]["resourceVersion"], obj.get("status"), marking))
+            changes.append(Change.of(obj, obj.get("status"), marking))
     return changes
 
 

@@ -148,7 +148,7 @@ class WriteBackoff:
 
 def unit_of(obj: Object) -> WriteUnit:
     """A write of this object alone that gives nothing, for loops beside the rounds of an allocator."""
-    change = Change(Key.of(obj), str(obj["metadata"]["resourceVersion"]), obj.get("status"))
+    change = Change.of(obj, obj.get("status"))
     return WriteUnit((change,), granted=False, released=True)
 
 

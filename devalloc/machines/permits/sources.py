@@ -177,7 +177,7 @@ class VirtualMachines:
             content = "True" if is_true else "False", reason, message
             generation = obj["metadata"].get("generation")
             status["conditions"] = with_condition(status.get("conditions"), name, content, record.now, generation)
-        return Change(ObjectKey.of(obj), obj["metadata"]["resourceVersion"], status)
+        return Change.of(obj, status)
 
     def settle(self, keys: Sequence[ObjectKey] | None, stop: threading.Event) -> None:
         """Do nothing: the store settles by itself what it is in doubt of."""

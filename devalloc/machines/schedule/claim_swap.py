@@ -75,7 +75,7 @@ def _swap_change(claim: Object, devices: MovedDevices, attributes: PoolAttribute
         meta.REASON: None,
         meta.MESSAGE: None,
     }
-    return Change(Key.of(claim), claim["metadata"]["resourceVersion"], status, notes)
+    return Change.of(claim, status, notes)
 
 
 def _without(machine: Object, names: Collection[str]) -> Change:
@@ -83,4 +83,4 @@ def _without(machine: Object, names: Collection[str]) -> Change:
     status = {name: part for name, part in MachineView(machine).status.items() if name != "movedClaims"}
     if left := [one for one in MachineView(machine).moved_claims if one.get("name") not in names]:
         status["movedClaims"] = left
-    return Change(Key.of(machine), machine["metadata"]["resourceVersion"], status)
+    return Change.of(machine, status)

@@ -143,7 +143,7 @@ def stopped_units(documents: Iterable[Object], taken: Collection[Key], now: str)
         others = without_conditions(view.status.get("conditions"), [READY, STALLED])
         conditions = with_condition(others, PLACED, stopped, now, view.metadata.get("generation"))
         status = {name: part for name, part in view.status.items() if name not in ("phase", "reason", "message")}
-        units.append(WriteUnit((_status_change(machine, {**status, "conditions": conditions}),), granted=False))
+        units.append(WriteUnit((Change.of(machine, {**status, "conditions": conditions}),), granted=False))
     return units
 
 
@@ -201,7 +201,7 @@ def _reserve_change(
     if MachineView(machine).holder is None:  # no one else wrote anything: the controller takes it back
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
     status["conditions"] = _with_condition(machine, PLACED, ("True", "Placed", f"on node {node}"), now)
-    return _status_change(machine, status)
+    return Change.of(machine, status)
 
 
 def condition_units(
@@ -217,7 +217,7 @@ def condition_units(
     return (
         []
         if status == before
-        else [WriteUnit((_status_change(machine, status),), granted=False, transient=is_transient_reason(reason))]
+        else [WriteUnit((Change.of(machine, status),), granted=False, transient=is_transient_reason(reason))]
     )
 
 
@@ -227,7 +227,7 @@ def _served_again_change(machine: Object, now: str) -> Change:
     before, gone = view.status, view.condition(SERVED)
     left = without_conditions(before["conditions"], [SERVED])
     if is_of_unserved(view.condition(READY)):  # which its plugin takes back when it runs
-        return _status_change(machine, {**before, "conditions": left})
+        return Change.of(machine, {**before, "conditions": left})
     if view.condition(READY).get("reason") == gone.get("reason"):
         waits = "False", _NOT_STARTED, f"on node {MachineView(machine).running_node}, which has not started it yet"
         left = with_condition(left, READY, waits, now, view.metadata.get("generation"))
@@ -236,12 +236,12 @@ def _served_again_change(machine: Object, now: str) -> Change:
     )
     if status.get("reason") == gone.get("reason"):
         status = {key: value for key, value in status.items() if key not in ("reason", "message")}
-    return _status_change(machine, status)
+    return Change.of(machine, status)
 
 
 def _free_change(machine: Object) -> Change:
     status = {name: value for name, value in MachineView(machine).status.items() if name not in _RESERVATION_FIELDS}
-    change = _status_change(machine, {name: value for name, value in status.items() if name not in _OF_ITS_NODE})
+    change = Change.of(machine, {name: value for name, value in status.items() if name not in _OF_ITS_NODE})
     return replace(change, annotations={meta.EVICT: None}) if machines.is_leaving(machine) else change
 
 
@@ -265,7 +265,3 @@ def _with_condition(
     not_started = "False", _NOT_STARTED, f"{content[2]}, which has not started it yet"
     not_ready = not_started if content[0] == "True" else content
     return with_condition(conditions, READY, not_ready, now, generation)
-
-
-def _status_change(machine: Object, status: Mapping[str, Any]) -> Change:
-    return Change(Key.of(machine), machine["metadata"]["resourceVersion"], dict(status))

@@ -23,7 +23,7 @@ from devalloc.api.machine_reservation import (
     sum_nano,
 )
 from devalloc.api.moved_claims import moved_entries
-from devalloc.api.quantity import Quantity
+from devalloc.api.quantity import Format, Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine, annotation_problems
@@ -31,14 +31,16 @@ from devalloc.store import Object
 
 KIND = "VirtualMachine"
 SINGLE_NUMA = "single-numa-node"
-TakenAmounts = Mapping[tuple[str, str, str], int]
-"""Nano units in use by pool, device and resource."""
-
+Place = tuple[str, str, str]
+"""Pool, device and resource."""
+AmountsByPlace = Mapping[Place, int]
+"""Nano units."""
 AmountsByNuma = Mapping[int, Mapping[str, Quantity]]
 """Amounts by resource, by the number of a NUMA node."""
 _RUNNING_PHASES = ("Starting", "Running", "Paused", "Stopping", "Unknown")
-_NOT_ENDED = ("", "StoppedOnRequest", "NotPlaced")
 _AMOUNTS = {host_pool_names.CPU: "cpus", **dict.fromkeys(host_pool_names.MEMORY_RESOURCES, "memory")}
+_FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
+"""How amounts of a resource are written, if not as decimal ones."""
 _MAX_CODE = 63
 _AMOUNT_FIELDS = ("permitted", "applied", "observed")
 
@@ -64,10 +66,13 @@ class MachineRequest:
 
 def virtual_machines_in(documents: Iterable[Object]) -> list[Object]:
     """The VirtualMachines, in the order in which they are placed."""
-    machines = [doc for doc in documents if doc.get("kind") == KIND and doc.get("apiVersion") == meta.DEVALLOC]
-    return sorted(
-        machines, key=lambda doc: (str(doc["metadata"].get("creationTimestamp") or "~"), MachineView(doc).key)
-    )
+    return in_order(documents, KIND)
+
+
+def in_order(documents: Iterable[Object], kind: str) -> list[Object]:
+    """The objects of one of our kinds, in the order in which they were created."""
+    chosen = [doc for doc in documents if doc.get("kind") == kind and doc.get("apiVersion") == meta.DEVALLOC]
+    return sorted(chosen, key=lambda doc: (str(doc["metadata"].get("creationTimestamp") or "~"), ObjectView(doc).key))
 
 
 def is_running(machine: Object) -> bool:
@@ -87,14 +92,6 @@ def why_idle(machine: Object) -> str:
     if view.holder is None or is_running(machine) or view.spec.get("running") is False or not isinstance(reason, str):
         return ""
     return reason if reason.isalnum() and reason.isascii() and len(reason) <= _MAX_CODE else ""
-
-
-def has_ended(machine: VirtualMachine) -> bool:
-    """Whether it ended and is not to be started again, so that nothing is kept for it."""
-    status = machine.status
-    if status is None or machine.spec.restart_policy == "Always":
-        return False
-    return status.phase == "Stopped" and status.reason not in _NOT_ENDED
 
 
 def is_leaving(machine: Object) -> bool:
@@ -131,33 +128,22 @@ def held_entries(obj: Object) -> list[Any]:
     return [*counted_entries(obj), *booked_entries(obj), *readable_entries(moved_entries(obj))]
 
 
-def entries_of_running(amounts: Mapping[str, int], pool: Object, taken: TakenAmounts) -> list[Any]:
+def entries_of_running(amounts: Mapping[str, int], pool: Object, taken: AmountsByPlace) -> list[Any]:
     """What a machine that is on a node already counts for there, whether it fits or not: no machine is ended for that.
     ``amounts``: by resource, in nano units.
 
     Devices with the most room come first; what has room nowhere is on the first of them.
     """
-    name, devices = pool["metadata"]["name"], pool["spec"].get("devices") or []
-    given: dict[str, dict[str, int]] = defaultdict(dict)
-    for resource, left in amounts.items():
-        rooms = {
-            device["name"]: parse_nano(one.get("capacity")) - taken.get((name, device["name"], resource), 0)
-            for device in devices
-            for one in device.get("resources") or ()
-            if one.get("name") == resource
-        }
-        order = sorted(rooms, key=lambda device: (-rooms[device], device))
-        for device in order:
-            part = max(0, min(left, rooms[device]))
-            if part:
-                given[device][resource] = part
-                left -= part
-        if left and order:
-            given[order[0]][resource] = given[order[0]].get(resource, 0) + left
-    return _on_devices(name, given)
+    rooms, given = _rooms(pool, taken), dict[Place, int]()
+    for resource, amount in amounts.items():
+        given |= (parts := _spread(amount, rooms.get(resource, {})))
+        if rooms.get(resource) and (left := amount - sum(parts.values())):
+            first = next(iter(rooms[resource]))
+            given[first] = given.get(first, 0) + left
+    return entries_of(given)
 
 
-def _sum_by_resource(machine: Object) -> dict[str, int]:
+def counted_amounts(machine: Object) -> dict[str, int]:
     """What a placed machine counts for, by resource, in nano units."""
     amounts: dict[str, int] = defaultdict(int)
     for (_, _, resource), nano in sum_entries(counted_entries(machine)).items():
@@ -165,35 +151,53 @@ def _sum_by_resource(machine: Object) -> dict[str, int]:
     return dict(amounts)
 
 
-def excess_entries(pool: Object, taken: TakenAmounts) -> list[Any]:
+def excess_entries(pool: Object, taken: AmountsByPlace) -> list[Any]:
     """What is counted on devices of a pool beyond what they have, as entries on those that have room.
 
     A machine counts on one device for what it was told to have beyond what is kept for it, though it may run on all:
     the room that the others seem to have is not there either.
     """
-    name, rooms = pool["metadata"]["name"], defaultdict[str, dict[str, int]](dict)
+    given: dict[Place, int] = {}
+    for rooms in _rooms(pool, taken).values():
+        given |= _spread(-sum(min(0, room) for room in rooms.values()), rooms)
+    return entries_of(given)
+
+
+def _rooms(pool: Object, taken: AmountsByPlace) -> dict[str, dict[Place, int]]:
+    """By resource, what devices of a pool have left, the most first; below zero where more is counted."""
+    rooms: dict[str, dict[Place, int]] = defaultdict(dict)
     for device in pool["spec"].get("devices") or ():
         for one in device.get("resources") or ():
-            used = taken.get((name, device["name"], one.get("name")), 0)
-            rooms[one.get("name")][device["name"]] = parse_nano(one.get("capacity")) - used
-    given: dict[str, dict[str, int]] = defaultdict(dict)
-    for resource, left in rooms.items():
-        over = -sum(min(0, room) for room in left.values())
-        for device in sorted(left, key=lambda device: (-left[device], device)):
-            if (part := max(0, min(over, left[device]))) > 0:
-                given[device][resource] = part
-                over -= part
-    return _on_devices(name, given)
+            place = pool["metadata"]["name"], device["name"], one.get("name")
+            rooms[place[2]][place] = parse_nano(one.get("capacity")) - taken.get(place, 0)
+    return {name: dict(sorted(left.items(), key=lambda room: (-room[1], room[0]))) for name, left in rooms.items()}
 
 
-def _on_devices(pool: str, given: Mapping[str, Mapping[str, int]]) -> list[Any]:
+def _spread(amount: int, rooms: Mapping[Place, int]) -> dict[Place, int]:
+    """As much of an amount as there is room for."""
+    parts: dict[Place, int] = {}
+    for place, room in rooms.items():
+        if (part := min(amount, room)) > 0:
+            parts[place] = part
+            amount -= part
+    return parts
+
+
+def quantity_of(resource: str, nano: int) -> Quantity:
+    """An amount of a resource, as it is written."""
+    return Quantity.capped(nano, _FORMATS.get(resource, Format.DECIMAL_SI))
+
+
+def entries_of(amounts: AmountsByPlace) -> list[Any]:
+    """The entries that take these amounts."""
+    by_device: dict[tuple[str, str], list[Any]] = {}
+    for (pool, device, resource), nano in amounts.items():
+        if nano:
+            entry = {"name": resource, "allocation": str(quantity_of(resource, nano))}
+            by_device.setdefault((pool, device), []).append(entry)
     return [
-        {
-            "devicePoolName": pool,
-            "deviceName": device,
-            "allocations": [{"name": one, "allocation": str(Quantity.capped(nano))} for one, nano in amounts.items()],
-        }
-        for device, amounts in given.items()
+        {"devicePoolName": pool, "deviceName": device, "allocations": given}
+        for (pool, device), given in by_device.items()
     ]
 
 
@@ -245,7 +249,8 @@ class MachineStates:
         for doc in docs:
             if is_leaving(doc) and MachineView(doc).holder is None:
                 self._evict(MachineView(doc).key, doc)
-            entries, booked = self._held(doc), self._booked(doc)
+            entries, target = self._held(doc), MachineView(doc).migration_target
+            booked = booked_entries(doc) if target in self._hosts else []
             if entries:
                 self.placed[MachineView(doc).key] = doc, entries
             if booked:
@@ -302,16 +307,12 @@ class MachineStates:
                 return []  # it was sent elsewhere before its node began anything
         return counted_entries(doc)
 
-    def _booked(self, doc: Object) -> list[Any]:
-        """What is kept for it on the node to which it is moving."""
-        return booked_entries(doc) if MachineView(doc).migration_target in self._hosts else []
-
     def _count_on_source(self, key: MachineKey, doc: Object, taken: dict[tuple[str, str, str], int]) -> None:
         """A machine that was handed over has its memory on its source, too, until its target takes it."""
         view = MachineView(doc)
         node = view.holder
         if view.handed_over_to is not None and node is not None and node in self._hosts:
-            self.on_second_node[key] = doc, self._count(_sum_by_resource(doc), node, taken)
+            self.on_second_node[key] = doc, self._count(counted_amounts(doc), node, taken)
 
     def _count(self, amounts: Mapping[str, int], node: str, taken: dict[tuple[str, str, str], int]) -> list[Any]:
         """Entries for these amounts on a node that has the machine already; they are added to ``taken``."""
@@ -350,7 +351,7 @@ class MachineStates:
                 entries = self._count(amounts, node, taken)
                 self.running[key] = entries
                 self.placed[key] = doc, entries
-        elif ObjectView(doc).is_deleting or not machine.spec.running or has_ended(machine):
+        elif ObjectView(doc).is_deleting or not machine.spec.running or MachineView(doc).has_ended:
             if not ObjectView(doc).is_deleting and MachineView(doc).annotation(meta.LAST_NODE) and machine.node is None:
                 self.resting[key] = doc
         elif is_leaving(doc):

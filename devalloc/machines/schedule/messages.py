@@ -278,10 +278,6 @@ _FIELDS = {
 """The field of a machine that asks for each resource."""
 
 
-def _is_on_one_numa_node(machine: Object) -> bool:
-    return MachineView(machine).spec.get("numaPolicy") == machines.SINGLE_NUMA
-
-
 def _numa_of(device: Mapping[str, Any]) -> int | None:
     return next((one.get("intValue") for one in device.get("attributes", ()) if one.get("name") == "numa"), None)
 
@@ -334,7 +330,7 @@ def _numa_field(machine: Object) -> str:
     view = MachineView(machine)
     if (view.spec.get("start") or {}).get("numaNode") is not None:
         return "spec.start.numaNode"
-    return _POLICY if _is_on_one_numa_node(machine) else _BOUND_NUMA
+    return _POLICY if view.spec.get("numaPolicy") == machines.SINGLE_NUMA else _BOUND_NUMA
 
 
 def _why_unschedulable(pool: Mapping[str, Any]) -> tuple[cordon.UnschedulableReason, ...]:
@@ -426,7 +422,7 @@ def _of_its_machine(blocker: Mapping[str, Any]) -> dict[str, Any]:
 def withheld_answers(placing: SchedulingInput) -> list[dict[str, Any]]:
     """The answers of claims that wait with a machine and are not asked for."""
     return [
-        answer_entry(claim, False, None, (), *stated(*_why_withheld(claim, placing)))
+        answer_entry(claim, why=_why_withheld(claim, placing))
         | (
             {"machine": "/".join(owner)}
             if claim not in placing.arriving and (owner := placing.owners.get(claim))
@@ -455,27 +451,23 @@ def _why_withheld(claim: ClaimKey, placing: SchedulingInput) -> tuple[str, str]:
     return Reason.GROUP_UNSATISFIABLE.value, why
 
 
-def stated(reason: str, text: str) -> tuple[str, Finding]:
-    """A reason, and its text as a finding."""
-    return reason, Finding([text_fact(text)])
-
-
 def answer_entry(
     key: tuple[str, str],
-    placed: bool,
-    node: str | None,
-    entries: Sequence[Any],
-    reason: str | None,
-    finding: Finding | None,
+    node: str | None = None,
+    entries: Sequence[Any] = (),
+    why: tuple[str, Finding | str] | None = None,
 ) -> dict[str, Any]:
-    """An answer of the form of those to claims."""
+    """An answer of the form of those to claims. ``why``: reason and finding, or sentence, if it is a refusal."""
+    reason, finding = why or (None, None)
+    if isinstance(finding, str):
+        finding = Finding([text_fact(finding)])
     row = find_reason(reason)
     verdict = {"verdict": row.verdict} if row is not None and row.verdict else {}
     data = {} if finding is None else verdict | as_json(finding)
     return {
         "namespace": key[0],
         "name": key[1],
-        "allocated": placed,
+        "allocated": node is not None or bool(entries),
         "node": node,
         "allocations": [*entries],
         "oneOf": None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from devalloc.api.conditions import with_migration_conditions
@@ -46,13 +45,13 @@ class MigrationOutcome:
     """What is decided on a migration that has no target yet."""
 
     key: MigrationKey
-    target: str | None
-    """The node that was chosen; None: none was, for this reason."""
+    target: str | None = None
+    """The node that was chosen."""
     move: MigrationRequest | None = None
     entries: Sequence[Any] = ()
     """What the target is to reserve."""
-    reason: str = ""
-    finding: Finding = field(default_factory=partial(Finding, ()))
+    why: tuple[str, Finding] | None = None
+    """Reason and finding if none was."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What else there is to tell of the reason: as in answers of the solver."""
     claims: Mapping[ClaimKey, Mapping[str, Any]] = field(default_factory=dict)
@@ -72,11 +71,12 @@ def decide_migrations(
     units = [WriteUnit((withdrawal_change(doc),), granted=False, released=True) for doc in states.withdrawn.values()]
     load = dict(states.load)
     for outcome in migration_outcomes(placing, answer):
-        if outcome.target is None:
-            message = say(outcome.key[0], outcome.finding)
-            units += pending_units(states.objects[outcome.key], outcome.reason, message, now)
+        if outcome.why is not None:
+            reason, finding = outcome.why
+            units += pending_units(states.objects[outcome.key], reason, say(outcome.key[0], finding), now)
             continue
         assert outcome.move is not None
+        assert outcome.target is not None
         nodes = outcome.move.source, outcome.target
         if full := [node for node in nodes if load.get(node, 0) >= MAX_PER_NODE]:
             why = too_many_message(full[0])
@@ -101,7 +101,7 @@ def decide_migrations(
 def _following_unit(claim: Object, node: str) -> WriteUnit:
     """A claim of network devices is of the node of its machine."""
     notes = {ALLOCATED_NODE: node}
-    change = Change(Key.of(claim), claim["metadata"]["resourceVersion"], claim.get("status"), notes)
+    change = Change.of(claim, claim.get("status"), notes)
     return WriteUnit((change,), granted=False)
 
 
@@ -119,16 +119,16 @@ def migration_outcomes(placing: SchedulingInput, answer: Mapping[str, Any]) -> I
             yield MigrationOutcome(key, own[0]["node"], move, entries, claims=of_claims)
         elif not any(one.get(STILL_SEARCHING) for one in all_answers):
             reason, finding, details = messages.why(machine_key, refused)
-            yield MigrationOutcome(key, None, move, (), reason, finding, details)
+            yield MigrationOutcome(key, why=(reason, finding), details=details)
     for key, (reason, message) in placing.migrations.waiting.items():
-        yield MigrationOutcome(key, None, None, (), reason, Finding([text_fact(message)]))
+        yield MigrationOutcome(key, why=(reason, Finding([text_fact(message)])))
 
 
 def withdrawal_change(machine: Object) -> Change:
     """The machine's status without what a migration reserves. If this is written before the machine is handed over, the
     machine stays where it is."""
     status = {name: value for name, value in MachineView(machine).status.items() if name != "migrationState"}
-    return Change(Key.of(machine), machine["metadata"]["resourceVersion"], status)
+    return Change.of(machine, status)
 
 
 def pending_units(migration: Object, reason: str, message: str, now: str) -> list[WriteUnit]:
@@ -166,7 +166,7 @@ def _units(
     status = with_migration_conditions(status, now, ObjectView(migration).metadata.get("generation"))
     if status == before:
         return []
-    change = Change(Key.of(migration), migration["metadata"]["resourceVersion"], status)
+    change = Change.of(migration, status)
     is_over = fields.get("phase") in MIGRATION_ENDS  # then others may move
     return [WriteUnit((change,), granted=False, transient=transient, follows_up=follows_up or is_over)]
 
@@ -199,4 +199,4 @@ def _booking_change(placing: SchedulingInput, outcome: MigrationOutcome) -> Chan
         if (numa := machines.single_numa(compute, placing.pools)) is not None:
             booking["numaNode"] = numa
     status = {**MachineView(machine).status, "migrationState": booking}
-    return Change(Key.of(machine), machine["metadata"]["resourceVersion"], status)
+    return Change.of(machine, status)

@@ -12,21 +12,19 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_location import (
     MigrationTargets,
     is_migratability_unknown,
     migration_obstacle,
 )
-from devalloc.api.machine_reservation import parse_nano, required_amounts
+from devalloc.api.machine_reservation import required_amounts, sum_entries
 from devalloc.api.moved_claims import booked_devices, claim_users, has_local_devices, local_claims, moved_devices
-from devalloc.api.quantity import Format, Quantity
+from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.machines.schedule.machines import counted_entries
-from devalloc.machines.schedule.resize import FORMATS
+from devalloc.machines.schedule.machines import counted_amounts, counted_entries, in_order, quantity_of
 from devalloc.store import Object
 
 KIND = "VirtualMachineMigration"
@@ -38,10 +36,7 @@ MAX_PER_NODE = 2
 
 def migrations_in(documents: Iterable[Object]) -> list[Object]:
     """The migrations, in the order in which they were created."""
-    chosen = [doc for doc in documents if doc.get("kind") == KIND and doc.get("apiVersion") == meta.DEVALLOC]
-    return sorted(
-        chosen, key=lambda doc: (str(doc["metadata"].get("creationTimestamp") or "~"), MigrationView(doc).key)
-    )
+    return in_order(documents, KIND)
 
 
 class MigrationStates:
@@ -247,13 +242,9 @@ def too_many_message(node: str) -> str:
 def migrated_amounts(machine: Object, vm: VirtualMachine) -> dict[str, Quantity]:
     """What the target must reserve: as much as the machine counts for on its node, and what its spec asks for."""
     amounts = required_amounts(vm.spec)
-    counted: dict[str, int] = defaultdict(int)
-    for entry in counted_entries(machine):
-        for amount in entry.get("allocations", ()):
-            counted[amount["name"]] += parse_nano(amount.get("allocation"))
-    for name, nano in counted.items():
+    for name, nano in counted_amounts(machine).items():
         if name not in amounts or amounts[name].nano < nano:
-            amounts[name] = _quantity(name, nano)
+            amounts[name] = quantity_of(name, nano)
     return amounts
 
 
@@ -263,16 +254,11 @@ def amounts_by_numa_node(machine: Object) -> dict[int, dict[str, Quantity]]:
     if not isinstance(nodes, list) or len(nodes) < 2:
         return {}
     by_node: dict[int, dict[str, int]] = {}
-    for entry in counted_entries(machine):
-        number = str(entry["deviceName"]).removeprefix("numa")
-        for amount in entry.get("allocations", ()) if number.isdecimal() else ():
+    for (_, device, resource), nano in sum_entries(counted_entries(machine)).items():
+        if (number := device.removeprefix("numa")).isdecimal():
             part = by_node.setdefault(int(number), {})
-            part[amount["name"]] = part.get(amount["name"], 0) + parse_nano(amount.get("allocation"))
-    return {number: {name: _quantity(name, nano) for name, nano in part.items()} for number, part in by_node.items()}
-
-
-def _quantity(resource: str, nano: int) -> Quantity:
-    return Quantity.capped(nano, FORMATS.get(resource, Format.DECIMAL_SI))
+            part[resource] = part.get(resource, 0) + nano
+    return {number: {name: quantity_of(name, nano) for name, nano in part.items()} for number, part in by_node.items()}
 
 
 def _why_ended(machine: Object) -> str:

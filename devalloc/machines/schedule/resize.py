@@ -17,12 +17,12 @@ from devalloc.api.apportion import apportion, apportion_memory
 from devalloc.api.machine_reservation import (
     FITS,
     missing_amounts,
-    parse_nano,
     required_amounts,
     reserved_entries,
+    sum_entries,
     sum_nano,
 )
-from devalloc.api.quantity import NANO, Format, Quantity
+from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import GIB, MEMORY_BLOCK, MachineNumaNode, VirtualMachineSpec
 from devalloc.machines.schedule import machines
@@ -31,8 +31,6 @@ from devalloc.store import Object
 _NUMA_NODES = TypeAdapter(list[MachineNumaNode])
 _BLOCKS = {host_pool_names.HUGE_PAGES["1Gi"]: GIB}
 """Bytes of a block of memory, if it is not MEMORY_BLOCK."""
-FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
-"""How amounts of a resource are written, if not as decimal ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +43,14 @@ class MachineGrowth(machines.MachineRequest):
 
     def grown_entries(self, more: Iterable[Any]) -> list[Any]:
         """The entries with what it was given."""
-        return shrink_entries(self.machine, self.spec, merge_entries(self.entries, more))
+        return shrink_entries(self.machine, self.spec, [*self.entries, *more])
 
 
 def resized_entries(machine: Object, spec: VirtualMachineSpec, counted: Sequence[Any]) -> list[Any] | None:
     """What is to be kept for a machine that lacks nothing; None if that is so."""
     current = reserved_entries(machine)
     target = shrink_entries(machine, spec, counted if missing_amounts(spec, current) else current)
-    if _nano_by_device(target) == _nano_by_device(current):
+    if sum_entries(target) == sum_entries(current):
         return current if has_shortage_condition(machine) else None
     # Between taking a machine and saying what it begins it with, a node goes by what was kept when it looked.
     applied = MachineView(machine).status.get("applied")
@@ -72,7 +70,7 @@ def shrink_entries(machine: Object, spec: VirtualMachineSpec, entries: Iterable[
     A node that has the machine may run it with pages of another size than the spec names by now: these stay its own
     until it is stopped."""
     wanted = required_amounts(spec)
-    amounts = _nano_by_device(entries)
+    amounts = sum_entries(entries)
     in_use = set(host_pool_names.MEMORY_RESOURCES) - wanted.keys() if MachineView(machine).holder is not None else set()
     targets = node_targets(machine, spec)
     for resource in {resource for _, _, resource in amounts} - in_use:
@@ -85,7 +83,7 @@ def shrink_entries(machine: Object, spec: VirtualMachineSpec, entries: Iterable[
         for place in [place for place in reversed(amounts) if place[2] == resource]:
             less = min(max(0, over), amounts[place])
             amounts[place], over = amounts[place] - less, over - less
-    return _entries(amounts)
+    return machines.entries_of(amounts)
 
 
 def node_targets(machine: Object, spec: VirtualMachineSpec) -> dict[tuple[str, str], int]:
@@ -130,22 +128,13 @@ def _memory_parts(
 def growth_by_node(machine: Object, spec: VirtualMachineSpec, entries: Sequence[Any]) -> dict[int, dict[str, Quantity]]:
     """What a machine whose guest has several NUMA nodes lacks, by NUMA node of the host and resource."""
     current: dict[tuple[str, str], int] = {}
-    for (_, device, resource), nano in _nano_by_device(entries).items():
+    for (_, device, resource), nano in sum_entries(entries).items():
         current[device, resource] = current.get((device, resource), 0) + nano
     lacking: dict[int, dict[str, Quantity]] = {}
     for (device, resource), target in node_targets(machine, spec).items():
         if (more := target - current.get((device, resource), 0)) > 0:
-            form = FORMATS.get(resource, Format.DECIMAL_SI)
-            lacking.setdefault(int(device.removeprefix("numa")), {})[resource] = Quantity.capped(more, form)
+            lacking.setdefault(int(device.removeprefix("numa")), {})[resource] = machines.quantity_of(resource, more)
     return lacking
-
-
-def merge_entries(entries: Iterable[Any], more: Iterable[Any]) -> list[Any]:
-    """Both together, an entry for each device."""
-    amounts = _nano_by_device(entries)
-    for place, nano in _nano_by_device(more).items():
-        amounts[place] = amounts.get(place, 0) + nano
-    return _entries(amounts)
 
 
 def required_numa(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
@@ -156,25 +145,3 @@ def required_numa(machine: Object, entries: Sequence[Any], pools: Mapping[str, O
         return int(start["numaNode"])
     compute = [entry for entry in entries if any(sum_nano([entry], name) for name in host_pool_names.COMPUTE)]
     return machines.single_numa(compute, pools) if spec.get("numaPolicy") == machines.SINGLE_NUMA else None
-
-
-def _nano_by_device(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
-    """Nano units by pool, device and resource."""
-    amounts: dict[tuple[str, str, str], int] = {}
-    for entry in entries:
-        for amount in entry.get("allocations", ()):
-            place = entry["devicePoolName"], entry["deviceName"], amount["name"]
-            amounts[place] = amounts.get(place, 0) + parse_nano(amount["allocation"])
-    return amounts
-
-
-def _entries(amounts: Mapping[tuple[str, str, str], int]) -> list[Any]:
-    by_device: dict[tuple[str, str], list[Any]] = {}
-    for (pool, device, resource), nano in amounts.items():
-        if nano:
-            text = str(Quantity.capped(nano, FORMATS.get(resource, Format.DECIMAL_SI)))
-            by_device.setdefault((pool, device), []).append({"name": resource, "allocation": text})
-    return [
-        {"devicePoolName": pool, "deviceName": device, "allocations": given}
-        for (pool, device), given in by_device.items()
-    ]

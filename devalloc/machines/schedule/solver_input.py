@@ -6,7 +6,7 @@ room for, are kept back: devices on a node that the machine may never run on are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -92,27 +92,27 @@ class MigrationRequest(MachineRequest):
     """Its claims with devices of a node, and for each the claim that asks for the same on the target."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SchedulingInput(Requests):
     """What of machines is decided together with claims."""
 
-    wishes: Mapping[MachineKey, MachineRequest] = field(default_factory=dict)
-    waiting: Mapping[MachineKey, tuple[str, str]] = field(default_factory=dict)
+    wishes: dict[MachineKey, MachineRequest] = field(default_factory=dict)
+    waiting: dict[MachineKey, tuple[str, str]] = field(default_factory=dict)
     """Machines that are not asked for, with reason and message."""
     standing: MachineStates = field(default_factory=partial(MachineStates, (), {}, {}))
-    growing: Mapping[MachineKey, resize.MachineGrowth] = field(default_factory=dict)
+    growing: dict[MachineKey, resize.MachineGrowth] = field(default_factory=dict)
     """Placed machines that are to have more."""
-    fitted: Mapping[MachineKey, list[Any]] = field(default_factory=dict)
+    fitted: dict[MachineKey, list[Any]] = field(default_factory=dict)
     """Placed machines that want less, or have what they want already, and what is to be kept for them."""
-    members: Mapping[Group, frozenset[ClaimKey]] = field(default_factory=dict)
+    members: dict[Group, set[ClaimKey]] = field(default_factory=dict)
     """Claims that are asked for, by group; of groups with a machine in them."""
     owners: Mapping[ClaimKey, MachineKey] = field(default_factory=dict)
     """Which machine a claim is placed with, or waits with."""
-    kept_back: frozenset[ClaimKey] = frozenset()
+    kept_back: Set[ClaimKey] = frozenset()
     """Claims that wait with a machine, and are not asked for."""
     moves: Mapping[MachineKey, MigrationRequest] = field(default_factory=dict)
     """Machines for which another node is asked for."""
-    moving: Mapping[MachineKey, str] = field(default_factory=dict)
+    moving: dict[MachineKey, str] = field(default_factory=dict)
     """Machines that are moving to another node, or whose claims still are, and to which."""
     migrations: MigrationStates = field(default_factory=partial(MigrationStates, (), (), {}, {}, ()))
     arriving: Mapping[ClaimKey, MovedDevices] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class SchedulingInput(Requests):
     """The pools of what nodes have for machines, by name."""
     objects: Mapping[MachineKey, Object] = field(default_factory=dict)
     """All machines."""
-    agreeing: frozenset[ClaimKey] = frozenset()
+    agreeing: Set[ClaimKey] = frozenset()
     """Claims that must be on one NUMA node with their machine, and only because of its policy."""
 
     @property
@@ -142,7 +142,7 @@ class SchedulingInput(Requests):
 
 
 def scheduling_input(
-    documents: Sequence[Object], memo: Memo | None = None, *, others_wait: bool = False
+    documents: Sequence[Object], memo: Memo | None = None, others_wait: bool = False
 ) -> SchedulingInput:
     """The input for documents in which allocated claims are as they count (``effective_documents``). ``others_wait``:
     machines that are not among them wait for room, so that the solver is to know what they ask for."""
@@ -152,26 +152,20 @@ def scheduling_input(
         return SchedulingInput(documents)
     named = (doc for doc in documents if host_pool_names.node_of_host_pool(doc) is not None)
     pools = [doc for doc in named if memo.of("readable", doc, partial(_is_readable, doc))]
-    is_needed = (
-        others_wait
-        or bool(migration_docs)
-        or any(MachineView(doc).migration_state or MachineView(doc).moved_claims for doc in machine_docs)
-    )
-    if not is_needed:
-        is_needed = bool(machine_docs) and (
-            bool(pools) or not all(MachineView(doc).spec.get("nodeName") for doc in machine_docs)
-        )
-    if not is_needed:
+    views = [*map(MachineView, machine_docs)]
+    if not (others_wait or migration_docs or (views and pools)) and all(
+        view.spec.get("nodeName") and not (view.migration_state or view.moved_claims) for view in views
+    ):
         return SchedulingInput(documents)
-    return _InputBuilder(documents, machine_docs, migration_docs, pools, memo).written()
+    return _MachineInput(documents, machine_docs, migration_docs, pools)
 
 
 def _is_readable(pool: Object) -> bool:
     return decode(pool).object is not None
 
 
-class _InputBuilder:
-    """Lives for one call."""
+class _MachineInput(SchedulingInput):
+    """The input of documents with machines among them."""
 
     def __init__(
         self,
@@ -179,11 +173,10 @@ class _InputBuilder:
         machine_docs: Sequence[Object],
         migration_docs: Sequence[Object],
         pools: Iterable[Object],
-        memo: Memo,
     ) -> None:
-        self.documents = documents
-        self.machine_docs = machine_docs
-        self.memo = memo
+        super().__init__(documents)
+        self.objects = {MachineView(doc).key: doc for doc in machine_docs}
+        self.problems = [problem for doc in machine_docs for problem in annotation_problems(doc)]
         self.hosts = {node: pool for pool in pools if (node := host_pool_names.node_of_host_pool(pool)) is not None}
         self.pools = {pool["metadata"]["name"]: pool for pool in self.hosts.values()}
         self.claims = {ClaimView(doc).key: doc for doc in device_claims_in(documents)}
@@ -201,18 +194,17 @@ class _InputBuilder:
         self.attributes = PoolAttributes(documents)
         self.extra: list[Object] = []
         """what machines ask for and hold, and their claims on other nodes"""
-        self.growing: dict[MachineKey, resize.MachineGrowth] = {}
-        self.fitted: dict[MachineKey, list[Any]] = {}
         self.blocked: dict[Group, tuple[str, str]] = {}
         """groups that are not asked for, and why"""
+        self._fill_in()
 
-    def written(self) -> SchedulingInput:
+    def _fill_in(self) -> None:
         labels, standing = self._labels(), self.standing
-        waiting = {**standing.waiting}
-        kept_back = self._kept_back(labels)
-        members: dict[Group, set[ClaimKey]] = {}
+        self.waiting = {**standing.waiting}
+        self.owners = {**standing.unowned, **standing.owners}
+        self.kept_back = kept_back = self._kept_back(labels)
         changed: dict[ClaimKey, Object] = {**self.half_written}
-        agreeing: set[ClaimKey] = set()
+        self.agreeing = agreeing = set[ClaimKey]()
         for claim, doc in self.claims.items():
             label = labels.get(("claim", *claim))
             if label is not None and claim not in kept_back:
@@ -221,8 +213,7 @@ class _InputBuilder:
                 if agree and _NUMA not in _match_of_group(doc).split(","):
                     agreeing.add(claim)
                 if not ClaimView(doc).entries:
-                    members.setdefault((claim[0], label), set()).add(claim)
-        wishes = {}
+                    self.members.setdefault((claim[0], label), set()).add(claim)
         for key, (doc, entries) in standing.placed.items():
             self._hold(key, doc, entries, labels.get(("machine", *key)))
             self._resize(key, doc, entries)
@@ -230,45 +221,27 @@ class _InputBuilder:
             second = MachineView(doc).migration_target or MachineView(doc).holder
             self._add(key, "move", doc, (), {meta.ALLOCATED_NODE: str(second)}, entries)
         self._fill()
-        for doc in self.machine_docs:
+        for doc in self.objects.values():
             self._hold_moved(doc)
         for key, (doc, machine) in standing.asking.items():
             label = labels.get(("machine", *key))
             if label is not None and (key[0], label) in self.blocked:
-                waiting[key] = self.blocked[key[0], label]
+                self.waiting[key] = self.blocked[key[0], label]
                 continue
-            wishes[key] = self._ask(key, doc, machine, label)
-        moves = dict(self._move(*each) for each in self.migrations.asking.values())
+            self.wishes[key] = self._ask(key, doc, machine, label)
+        self.moves = dict(self._move(*each) for each in self.migrations.asking.values())
         rest = [
             changed.get(ClaimView(doc).key, doc) if doc.get("kind") == "DeviceClaim" else doc
             for doc in self.documents
             if doc.get("kind") != MIGRATION_KIND
             and not (doc.get("kind") == "DeviceClaim" and ClaimView(doc).key in kept_back)
         ]
-        return SchedulingInput(
-            documents=[*rest, *self.extra],
-            wishes=wishes,
-            waiting=waiting,
-            standing=standing,
-            growing=self.growing,
-            fitted=self.fitted,
-            members={group: frozenset(claims) for group, claims in members.items()},
-            owners={**standing.unowned, **standing.owners},
-            kept_back=frozenset(kept_back),
-            moves=moves,
-            moving={MachineView(doc).key: devices.node for doc in self.machine_docs for devices in moved_devices(doc)}
-            | {
-                MachineView(doc).key: target
-                for doc in self.machine_docs
-                if (target := MachineView(doc).migration_target) is not None
-            },
-            migrations=self.migrations,
-            arriving=self.arriving,
-            pools=self.pools,
-            objects={MachineView(doc).key: doc for doc in self.machine_docs},
-            agreeing=frozenset(agreeing),
-            problems=[problem for doc in self.machine_docs for problem in annotation_problems(doc)],
-        )
+        self.documents = [*rest, *self.extra]
+        for key, doc in self.objects.items():
+            for devices in moved_devices(doc):
+                self.moving[key] = devices.node
+            if (target := MachineView(doc).migration_target) is not None:
+                self.moving[key] = target
 
     def _labels(self) -> dict[tuple[str, str, str], str]:
         """The group of each claim and machine that is grouped by a machine: ``("claim", namespace, name)`` -> label.
@@ -333,8 +306,8 @@ class _InputBuilder:
         for node, pool in self.hosts.items():
             if entries := machines.excess_entries(pool, taken):
                 name = pool["metadata"]["name"]
-                on_it = ((key, doc) for key, (doc, held) in counted if _has_entries_in(name, held))
-                key, doc = next(on_it)  # none of it is there without one
+                on_it = (one for one in counted if any(entry["devicePoolName"] == name for entry in one[1][1]))
+                key, (doc, _) = next(on_it)  # none of it is there without one
                 self._add(key, f"over-{node}", doc, (), {meta.ALLOCATED_NODE: node}, entries)
 
     def _ask(self, key: MachineKey, doc: Object, machine: VirtualMachine, label: str | None) -> MachineRequest:
@@ -465,7 +438,7 @@ class _InputBuilder:
             or MachineView(doc).handed_over_to is not None  # until the target has taken it
         ):
             return
-        if ObjectView(doc).is_deleting or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
+        if ObjectView(doc).is_deleting or MachineView(doc).has_ended or machine.spec.node_name not in (None, node):
             return
         if short := missing_amounts(machine.spec, entries):
             by_numa: AmountsByNuma = resize.growth_by_node(doc, machine.spec, entries)
@@ -515,10 +488,6 @@ class _InputBuilder:
             if held is not None:
                 name = owner_name(MACHINE, key[1], f"moved-{number}")
                 self.extra.append({**held, "metadata": {**held["metadata"], "name": name}, FIELD: Restrictions()})
-
-
-def _has_entries_in(pool: str, entries: Sequence[Any]) -> bool:
-    return any(entry["devicePoolName"] == pool for entry in entries)
 
 
 def _resource_names(entry: Mapping[str, Any]) -> set[str]:

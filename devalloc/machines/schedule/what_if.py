@@ -11,7 +11,7 @@ from devalloc.api.machine_reservation import reserved_entries
 from devalloc.api.owner_names import is_object
 from devalloc.api.views import MachineView
 from devalloc.controller.reconcile.requester import RoundRequests
-from devalloc.machines.schedule.messages import MachineMessages, answer_entry, stated
+from devalloc.machines.schedule.messages import MachineMessages, answer_entry
 from devalloc.machines.schedule.migration_decision import migration_outcomes
 from devalloc.machines.schedule.requester import MACHINES, requesters
 from devalloc.machines.schedule.resize import MachineGrowth
@@ -63,21 +63,17 @@ def _with_machine_names(answer: SolverAnswer, requests: RoundRequests) -> Solver
         if (wish := placing.wishes.get(key)) is not None:
             machine_answers.append(_machine_answer(key, [claims[part] for part in wish.parts], messages))
         elif (why := placing.waiting.get(key)) is not None:
-            machine_answers.append(answer_entry(key, False, None, (), *stated(*why)))
+            machine_answers.append(answer_entry(key, why=why))
         elif (more := placing.growing.get(key)) is not None:
             machine_answers.append(_growth_answer(key, more, claims[more.parts[0]], messages))
         elif key in placing.standing.running or reserved_entries(machine):
             entries = placing.standing.running.get(key) or reserved_entries(machine)
-            machine_answers.append(
-                answer_entry(key, True, MachineView(machine).status.get("nodeName"), entries, None, None)
-            )
+            machine_answers.append(answer_entry(key, MachineView(machine).status.get("nodeName"), entries))
     migrations = [
-        {**answer_entry(each.key, each.target is not None, each.target, each.entries, None, None), **each.details}
-        if each.target is not None
-        else {**answer_entry(each.key, False, None, (), each.reason, each.finding), **each.details}
+        {**answer_entry(each.key, each.target, each.entries, each.why), **each.details}
         for each in migration_outcomes(placing, answer)
     ]
-    migrations += [answer_entry(key, False, None, (), *stated(*why)) for key, why in placing.migrations.failed.items()]
+    migrations += [answer_entry(key, why=why) for key, why in placing.migrations.failed.items()]
     if placing.migrations.objects:
         answer = {**answer, "migrations": sorted(migrations, key=lambda one: (one["namespace"], one["name"]))}
     problems = [*answer["problems"], *(problem.to_dict() for problem in requests.problems)]
@@ -90,18 +86,18 @@ def _growth_answer(
     """Of a machine that is placed and is to have more; the reason is why it does not get it."""
     node = MachineView(growth.machine).status.get("nodeName")
     if more["allocated"]:
-        return answer_entry(key, True, node, growth.grown_entries(more["allocations"]), None, None)
+        return answer_entry(key, node, growth.grown_entries(more["allocations"]))
     reason, finding, details = messages.why(key, more)
-    return {**answer_entry(key, True, node, reserved_entries(growth.machine), reason, finding), **details}
+    return answer_entry(key, node, reserved_entries(growth.machine), (reason, finding)) | details
 
 
 def _machine_answer(key: tuple[str, str], parts: Sequence[SolverAnswer], messages: MachineMessages) -> SolverAnswer:
     refused = next((part for part in parts if not part["allocated"]), None)
     if refused is None:
         entries = [entry for part in parts for entry in part["allocations"]]
-        return answer_entry(key, True, parts[0]["node"], entries, None, None)
+        return answer_entry(key, parts[0]["node"], entries)
     reason, finding, details = messages.why(key, refused)
-    return {**answer_entry(key, False, None, (), reason, finding), **details}
+    return answer_entry(key, why=(reason, finding)) | details
 
 
 def _with_owner(answer: SolverAnswer, requests: RoundRequests, placing: SchedulingInput) -> SolverAnswer:

@@ -20,7 +20,7 @@ def _entries(loan: Object) -> list[Any]:
     return [{name: loan["spec"][name] for name in ("devicePoolName", "deviceName")}]
 
 
-def _read(documents: Sequence[Object], memo: Memo | None, *, others_wait: bool) -> Requests:
+def _read(documents: Sequence[Object], memo: Memo | None, others_wait: bool) -> Requests:
     """Each loan becomes a claim that has its device."""
     loans = [doc for doc in documents if doc["kind"] == KIND]
     held = [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from devalloc.cli.command import verb
-from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.options.places import StoreTarget, target_options
+from devalloc.cli.target import open_target
 from devalloc.cli.terminal import print_line
 
 

@@ -17,13 +17,12 @@ from typing import Any, ClassVar
 import pytest
 
 from devalloc.api import meta, views
-from devalloc.api.decode import decode
 from devalloc.api.meta import parse_time
+from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineStatus
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.inventory.capacity import host_pool_name
-from devalloc.machines.schedule.machines import has_ended
 from devalloc.store import Event, Key, NotFound, Object, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.store.watcher import Listed
@@ -429,9 +428,7 @@ class TestStart:
                 status = world.status()
                 assert (status["reason"], status["machineID"], status["pid"]) == ("MachineRuns", run, qemu.pid)
                 assert status["phase"] == "Unknown", "a machine that shows Stopped is one that has ended"
-                now = decode(world.store.get("VirtualMachine", "default", "web")).object
-                assert isinstance(now, VirtualMachine)
-                assert not has_ended(now)
+                assert not MachineView(world.store.get("VirtualMachine", "default", "web")).has_ended
                 assert f"process {qemu.pid}, which a plugin with another state folder started" in status["message"]
                 there = read_situation(world.store, world.loop._operations, obj)
                 with raises(Denied, "MachineRuns", retryable=True):

@@ -143,7 +143,9 @@ class PendingClaims:
             self._group_of.pop(key, None)
         fresh = pending_groups([there[user] for user in users], claims)
         self._group_of.update((key, group) for group in fresh for key in group.claims)
-        self.groups = sorted({id(each): each for each in self._group_of.values()}.values(), key=_first_claims)
+        self.groups = sorted(
+            {id(each): each for each in self._group_of.values()}.values(), key=lambda group: group.claims
+        )
 
     def group_of(self, key: Key) -> PendingGroup | None:
         """The group of a claim that pods wait for."""
@@ -203,10 +205,6 @@ def _changes(before: Mapping[Key, Object], now: Mapping[Key, Object]) -> list[tu
     """What has come, gone or become another one: what it was, and what it is."""
     changed = [(key, before.get(key), obj) for key, obj in now.items() if before.get(key) is not obj]
     return [*changed, *((key, before[key], None) for key in before.keys() - now.keys())]
-
-
-def _first_claims(group: PendingGroup) -> tuple[Key, ...]:
-    return group.claims
 
 
 def _pending_group(members: list[tuple[Object, list[Key]]], claims: Mapping[Key, Object]) -> PendingGroup:
