@@ -22,7 +22,7 @@ from pathlib import Path
 from devalloc_machines.qemu import allowed_paths, machine_files
 from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_machines.qemu.spawn import open_checked
-from devalloc_machines.qemu.spec import Disk, MachineSpec, memory_text
+from devalloc_machines.qemu.spec import MIB, Disk, MachineSpec, memory_text
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 
@@ -108,15 +108,12 @@ def check(spec: MachineSpec, config: MachineConfig) -> None:
         raise Denied(
             "HostDiskFull",
             f"machine {spec.key}: its own disks take {memory_text(_rounded(missing))} at once, but the file system "
-            f"of {config.state} has {memory_text(free // _MIB * _MIB)} free; make room there",
+            f"of {config.state} has {memory_text(free // MIB * MIB)} free; make room there",
         )
 
 
-_MIB = 1 << 20
-
-
 def _rounded(size: int) -> int:
-    return -(-size // _MIB) * _MIB
+    return -(-size // MIB) * MIB
 
 
 def _allocated(path: Path) -> int:

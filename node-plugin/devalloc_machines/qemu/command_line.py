@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc_machines.qemu import confinement, guest_numa
 from devalloc_machines.qemu.firmware import CODE_FD, TPM_FD, VARIABLES_FD
 from devalloc_machines.qemu.pci import WindowReserve
@@ -14,8 +15,6 @@ from devalloc_machines.qemu.pci_layout import RootBus, expander_id, first_bus, f
 from devalloc_machines.qemu.spec import MIB, Disk, MachineSpec, Nic, NicModel, memory_text, own_mac, whole_cpus
 from devalloc_node.errors import Denied
 
-BLOCK = guest_numa.BLOCK
-"""Bytes in which virtio-mem gives and takes memory."""
 MAX_PCI_SLOTS = 64
 MACHINE_TYPE = "q35"
 """The newest version that QEMU has of it."""
@@ -118,7 +117,7 @@ def check_spec(spec: MachineSpec) -> None:
             raise invalid(f"{what} must have 0 < min <= use <= max, not {bounds.least}, {bounds.use}, {bounds.most}")
     if spec.cpus.least < confinement.LEAST:
         raise invalid(f"its cpu.min must be at least {confinement.LEAST}m, not {spec.cpus.least}m")
-    block = max(BLOCK, spec.huge_page_bytes or 0)
+    block = max(MEMORY_BLOCK, spec.huge_page_bytes or 0)
     if any(amount % block for amount in (spec.memory.least, spec.memory.use, spec.memory.most, spec.dimm_bytes or 0)):
         raise invalid(f"its memory must be multiples of {memory_text(block)}")
     if spec.dimm_bytes is not None and (spec.dimm_bytes <= 0 or spec.hot_memory % spec.dimm_bytes):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from devalloc.api.virtual_machine import GIB
 from devalloc.inventory.pci import BarSizes
 from devalloc_machines.qemu.spec import MachineSpec, cpus_text, whole_cpus
 from devalloc_node.errors import Failed
@@ -235,7 +236,6 @@ def _write(path: Path, text: str) -> None:
         os.close(fd)
 
 
-GIB = 1 << 30
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 """Where programs, their libraries and firmware lie."""
 _LINKER = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives")

@@ -16,10 +16,9 @@ from math import isqrt
 from pathlib import Path
 
 from devalloc.api.apportion import apportion, apportion_memory
-from devalloc_machines.qemu.spec import MIB, MachineSpec, NumaCell, whole_cpus
+from devalloc.api.virtual_machine import MEMORY_BLOCK
+from devalloc_machines.qemu.spec import MachineSpec, NumaCell, whole_cpus
 
-BLOCK = 2 * MIB
-"""Bytes in which memory is shared out, unless it comes in larger parts."""
 _LOCAL, _LEAST, _MOST = 10, 11, 254
 """Distances of nodes: of a node to itself, and of others."""
 _NODE = re.compile(r"node([0-9]{1,4})", re.ASCII)
@@ -47,7 +46,7 @@ def guest_node(spec: MachineSpec, host_node: object) -> int | None:
 def memory_by_cell(spec: MachineSpec, size: int) -> list[int]:
     """How many of so many bytes each guest node has: what is built in, and above that what comes and goes."""
     weights = [cell.memory for cell in spec.numa_cells]
-    block = spec.huge_page_bytes or BLOCK
+    block = spec.huge_page_bytes or MEMORY_BLOCK
     return apportion_memory(size, weights, block=block, least=spec.memory.least, dimm=spec.dimm_bytes)
 
 

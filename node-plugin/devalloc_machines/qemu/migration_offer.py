@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from devalloc.api.meta import RESTART
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import MEMORY_BLOCK, VirtualMachine
 from devalloc.api.virtual_machine_migration import (
     MigrationCell,
     MigrationDevice,
@@ -26,7 +26,7 @@ from devalloc.api.virtual_machine_migration import (
     MigrationRootPort,
 )
 from devalloc_machines.qemu import guest_numa, hotplug, memory, migrated_firmware, pci, preflight, vcpu
-from devalloc_machines.qemu.command_line import BLOCK, MAX_PCI_SLOTS, MAX_QUEUES
+from devalloc_machines.qemu.command_line import MAX_PCI_SLOTS, MAX_QUEUES
 from devalloc_machines.qemu.launch import queues_of_cards
 from devalloc_machines.qemu.pci_layout import port_places, ports_per_node
 from devalloc_machines.qemu.qmp import Monitor, checked_text, qom_get
@@ -119,7 +119,7 @@ def check_offer(spec: MachineSpec, offered: MigrationOffer) -> None:
     faults = [
         (whole_cpus(spec.cpus.least) <= vcpus <= most, "number of vCPUs"),
         (0 <= milli <= most * 1000, "CPU time"),
-        (spec.memory.least <= memory_bytes <= spec.memory.most and memory_bytes % BLOCK == 0, "memory"),
+        (spec.memory.least <= memory_bytes <= spec.memory.most and memory_bytes % MEMORY_BLOCK == 0, "memory"),
         (node_ports(spec, offered) >= 0, "number of root ports"),
         (
             all(one.nic < len(spec.nics) and one.count <= MAX_QUEUES for one in offered.platform.queues),

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from devalloc.api.virtual_machine import GIB
 from devalloc.inventory.pci import BarSizes
 from devalloc_machines.qemu.pci_layout import PortPlace, port_places
 from devalloc_machines.qemu.qmp import Monitor, QmpRefused, qom_get, qom_list
@@ -20,7 +21,6 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.model.step import PreparedDevice
 
-GIB = 1 << 30
 FIRMWARE_WINDOW = 2 * MIB
 """What SeaBIOS gives a port of each kind that reserves nothing."""
 _LOW = 512 * MIB

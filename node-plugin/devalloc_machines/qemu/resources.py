@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import MEMORY_BLOCK, VirtualMachine
 from devalloc.inventory.capacity import RESOURCES, HostCapacity, Resource
 from devalloc.inventory.capacity.config import resource_named
 from devalloc.inventory.capacity.cpus import CpuTopology
@@ -18,7 +18,6 @@ from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown
 from devalloc.inventory.capacity.stored import LastCount, stored_of_machine, stores_of
 from devalloc_machines.qemu import confinement, launch, memory, preflight, vcpu
-from devalloc_machines.qemu.command_line import BLOCK
 from devalloc_machines.qemu.cpu_pinning import CpuHolder, NotEnoughCpus, choose_cpus, pin_vcpus
 from devalloc_machines.qemu.guest_numa import cells_of_vcpus, cpu_places
 from devalloc_machines.qemu.process import Process
@@ -65,7 +64,7 @@ def resources_at_start(record: MachineRecord) -> MachineAmounts:
         milli = requested.cpu_milli and _clamped(requested.cpu_milli, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
     if requested.memory_bytes is not None:
         unit = spec.dimm_bytes or max(
-            BLOCK, spec.huge_page_bytes or 0
+            MEMORY_BLOCK, spec.huge_page_bytes or 0
         )  # it is given as a scaled one is: in whole units
         more = -(-(_clamped(requested.memory_bytes, spec.memory.least, spec.memory.most) - spec.memory.least) // unit)
         memory_bytes = spec.memory.least + more * unit

@@ -18,7 +18,7 @@ from devalloc.api.decode import decode
 from devalloc.api.meta import DEVALLOC
 from devalloc.api.replica_set import MAX_REPLICAS as MOST
 from devalloc.scaling.resources import Resources
-from devalloc_machines.qemu.spec import CloneMode, Disk, DiskFormat, cpus_text, memory_text
+from devalloc_machines.qemu.spec import MIB, CloneMode, Disk, DiskFormat, cpus_text, memory_text
 from devalloc_machines.warm.setup import is_identifier
 from devalloc_node.errors import Denied
 from devalloc_node.model.grant import shown
@@ -34,7 +34,6 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _INTERFACE = re.compile(r"[^/\s:]{1,15}")
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def replica_request(labels: Mapping[str, str], environment: Mapping[str, str], i
         image_storage=_label_text(labels, "IMAGE_STORAGE", "/var/run/osv-storage", _is_path, _PATH, wrong),
         interface=_label_text(labels, "INET_DEV", "", _is_interface, "the name of a network interface", wrong),
         nameserver=_label_text(labels, "NAMESERVER", "8.8.8.8", _is_address, "an IP address", wrong),
-        size=Resources(numbers[CPU][0] * 1000, numbers[MEMORY][0] * _MIB),
+        size=Resources(numbers[CPU][0] * 1000, numbers[MEMORY][0] * MIB),
         min_replicas=least,
         max_replicas=most,
         environments=numbers[ENVIRONMENTS][0],
@@ -242,7 +241,7 @@ def replicas_of(
     if problem := image_problem(request.image):
         raise Denied("ReplicaInvalid", problem)
     notes = list(request.notes)
-    mib = request.size.memory // _MIB
+    mib = request.size.memory // MIB
     memory = -(-mib // _BLOCK) * _BLOCK
     if memory != mib:
         notes.append(f"{mib} MiB of memory are rounded up to {memory}: machines need multiples of 2Mi")
