@@ -16,7 +16,7 @@ from pyroute2 import IPRoute
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
-from devalloc_machines.qemu import machine_files as machine_config
+from devalloc_machines.qemu import settings as machine_config
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.qmp import Connect, QmpMonitor
 from devalloc_machines.qemu.records import MachineView

@@ -395,10 +395,10 @@ _ROW = TypeAdapter(MachineRecord)
 def content_of(record: MachineRecord) -> dict[str, Any]:
     """As JSON. Members are only ever added; a reader ignores those it does not know."""
     content: dict[str, Any] = _ROW.dump_python(record, mode="json", by_alias=True)
-    # What is reserved for it says which NUMA nodes it is on; an earlier version refuses what else is new in its status.
+    # What was chosen for it says which NUMA nodes it is on; an earlier version refuses what else is new in its status.
     status = content["manifest"].pop("status", None) or {}
-    if reserved := status.get("allocations"):
-        content["manifest"]["status"] = {"allocations": reserved}
+    if chosen := {name: status[name] for name in ("nodeName", "allocations") if status.get(name)}:
+        content["manifest"]["status"] = chosen
     return content
 
 
