@@ -1,4 +1,4 @@
-"""Settings of the controller of a cluster."""
+"""Settings of the controller of a cluster, and of a proxy of its permit server."""
 
 from __future__ import annotations
 
@@ -277,3 +277,33 @@ class ControllerSettings:
             return PlainListener(host, port, self.neon_agents)
         except UnsafeSettings as error:
             raise BadSetting("--neon-permits", f"{host}:{port}, --neon-agents: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermitProxyOptions:
+    """A proxy of the permit server."""
+
+    kubeconfig: Path | None = declared(KUBECONFIG)
+    in_cluster: bool = declared(IN_CLUSTER)
+    namespace: str = setting("Namespace of the controller.", default="devalloc-system", metavar="NAME")
+    listen: tuple[str, int] | None = setting(
+        "Admit agents here, by plain HTTP. One address of this host.",
+        type=HostPort("10.0.0.7:10297"),
+        metavar="ADDRESS:PORT",
+        env="DEVALLOC_PROXY_LISTEN",
+        default="",
+        unset="port 10297 of POD_IP",
+    )
+    agents: tuple[Network, ...] = setting(
+        "Network of the agents, which may connect to --listen. Repeatable.",
+        type=parse_network,
+        default=(),
+        metavar="CIDR",
+        env="DEVALLOC_NEON_AGENTS",
+    )
+    health_listen: tuple[str, int] | None = setting(
+        "Serve /healthz and /readyz here, by plain HTTP. Ready: the controller that leads answers. Empty: not at all.",
+        type=HostPort("0.0.0.0:10302"),
+        default="",
+        metavar="HOST:PORT",
+    )

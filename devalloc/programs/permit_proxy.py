@@ -4,60 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from devalloc.machines.permits.leader_server import in_url
+from devalloc.machines.permits.settings import UnsafeSettings
 from devalloc.program import Program, ProgramFailed, ProgressDisplay
-from devalloc.programs.settings import IN_CLUSTER, KUBECONFIG
-from devalloc.settings import BadSetting, HostPort, Network, declared, parse_network, setting
+from devalloc.programs.controller_settings import PermitProxyOptions
+from devalloc.programs.permit_endpoint import published_endpoint
+from devalloc.settings import BadSetting
+from devalloc.store.kubernetes import Client
 from devalloc.worker import when_set
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from devalloc.store.kubernetes import Client
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermitProxyOptions:
-    """A proxy of the permit server."""
-
-    kubeconfig: Path | None = declared(KUBECONFIG)
-    in_cluster: bool = declared(IN_CLUSTER)
-    namespace: str = setting("Namespace of the controller.", default="devalloc-system", metavar="NAME")
-    listen: tuple[str, int] | None = setting(
-        "Admit agents here, by plain HTTP. One address of this host.",
-        type=HostPort("10.0.0.7:10297"),
-        metavar="ADDRESS:PORT",
-        env="DEVALLOC_PROXY_LISTEN",
-        default="",
-        unset="port 10297 of POD_IP",
-    )
-    agents: tuple[Network, ...] = setting(
-        "Network of the agents, which may connect to --listen. Repeatable.",
-        type=parse_network,
-        default=(),
-        metavar="CIDR",
-        env="DEVALLOC_NEON_AGENTS",
-    )
-    health_listen: tuple[str, int] | None = setting(
-        "Serve /healthz and /readyz here, by plain HTTP. Ready: the controller that leads answers. Empty: not at all.",
-        type=HostPort("0.0.0.0:10302"),
-        default="",
-        metavar="HOST:PORT",
-    )
+from devalloc_neon.permit_proxy import PermitProxy
+from devalloc_neon.plain_port import PlainListener
 
 
 def permit_proxy(options: PermitProxyOptions, connect: Callable[[], Client], display: ProgressDisplay) -> Program:
     """Forward requests of agents that speak plain HTTP to the permit server of the controller that leads. Raises
     BadSetting. The program ends with ProgramFailed if it cannot listen."""
-    from devalloc.machines.permits.leader_server import in_url
-    from devalloc.machines.permits.settings import UnsafeSettings
-    from devalloc.programs.permit_endpoint import published_endpoint
-    from devalloc_neon.permit_proxy import PermitProxy
-    from devalloc_neon.plain_port import PlainListener
-
     if not options.agents:
         raise BadSetting("--agents", "must name the networks of the agents: anyone who can connect gets permits")
     address = os.environ.get("POD_IP", "")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from devalloc.cli.command import SettingOption, runs, verb
 from devalloc.cli.options.common import settings_options
-from devalloc.programs.controller_settings import ControllerSettings
+from devalloc.programs.controller_settings import ControllerSettings, PermitProxyOptions
 from devalloc.programs.node import NodeOptions
-from devalloc.programs.permit_proxy import PermitProxyOptions
 from devalloc.programs.up import UpOptions
 from devalloc_machines.guest.settings import ABOUT, OPTIONS
 

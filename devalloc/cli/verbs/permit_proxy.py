@@ -9,7 +9,7 @@ from devalloc.cli.render.output import open_display
 from devalloc.cli.target import connect_cluster
 from devalloc.program import Control, run
 from devalloc.programs import permit_proxy as program
-from devalloc.programs.permit_proxy import PermitProxyOptions
+from devalloc.programs.controller_settings import PermitProxyOptions
 
 
 def permit_proxy(options: PermitProxyOptions) -> int:

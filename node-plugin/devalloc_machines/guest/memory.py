@@ -14,7 +14,6 @@ MIB = 2**20
 APART = 100 * MIB
 """What the system itself needs, and what must stay between use and threshold for a downscale to be agreed to."""
 _RESERVES = {"disk": 256 * MIB, "memory": 640 * MIB}
-CACHES = tuple(_RESERVES)
 
 
 def usable(memory: int) -> int:
@@ -299,7 +298,6 @@ class MemoryPolicy:
 FOLDER = "sys/devices/system/memory"
 _PARAMETERS = "sys/module/memory_hotplug/parameters"
 _STATES = {"auto": "online", "movable": "online_movable", "kernel": "online_kernel"}
-POLICIES = (*_STATES, "leave")
 
 
 def set_policy(system: GuestSystem, policy: str, ratio: int) -> tuple[str, list[str]]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
 from devalloc.settings import Network, build, setting, settings_of
-from devalloc_machines.guest.memory import CACHES, POLICIES
 
 ENVIRONMENT = "DEVALLOC_GUEST_MONITOR_"
 """Each option can be set in the environment: this and its parameter in capitals."""
@@ -107,7 +106,7 @@ class MonitorSettings:
     memory: str = setting(
         "How to bring plugged memory online: `movable` can be unplugged again, `kernel` serves any use, `auto` is "
         "movable up to --movable-ratio, `leave` brings none online.",
-        type=_one_of(*POLICIES),
+        type=_one_of("auto", "movable", "kernel", "leave"),
         default="auto",
         metavar="POLICY",
         usual=True,
@@ -127,7 +126,7 @@ class MonitorSettings:
         metavar="PATH",
     )
     cache_where: str = setting(
-        "Where that cache is: `disk` or `memory`.", type=_one_of(*CACHES), default="disk", metavar="PLACE"
+        "Where that cache is: `disk` or `memory`.", type=_one_of("disk", "memory"), default="disk", metavar="PLACE"
     )
     root: str = setting("The folder that contains the guest's proc and sys.", default="/", metavar="DIR")
 

@@ -132,7 +132,7 @@ def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> 
 
 def test_a_proxy_of_permits_names_the_address_that_is_taken(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("devalloc.cli.verbs.permit_proxy.connect_cluster", lambda *_: None)
-    monkeypatch.setattr("devalloc.programs.permit_endpoint.published_endpoint", lambda *_: None)
+    monkeypatch.setattr("devalloc.programs.permit_proxy.published_endpoint", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         at = f"127.0.0.1:{taken.getsockname()[1]}"
         options = ["--kubeconfig", str(kubeconfig), "--agents", "10.0.0.0/8", "--listen", at]

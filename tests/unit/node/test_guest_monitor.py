@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from devalloc.scaling.resources import Resources
+from devalloc_machines.guest import memory
 from devalloc_machines.guest.memory import threshold
 from devalloc_machines.guest.monitor import GuestMonitor
 from devalloc_machines.guest.settings import settings_from
@@ -491,6 +492,15 @@ def test_settings_tell_every_mistake() -> None:
     ]  # fmt: skip
     assert settings_from({"listen": "[::]:1"}).listen == ("::", 1)
     assert settings_from({"metrics_listen": "off"}).metrics_listen is None
+
+
+def test_what_can_be_set_is_what_is_known_of_memory() -> None:
+    """The settings do not import it: the help of each program would load it."""
+    for parameter, words in (("memory", (*memory._STATES, "leave")), ("cache_where", (*memory._RESERVES,))):
+        for word in words:
+            assert getattr(settings_from({parameter: word}), parameter) == word
+        with pytest.raises(ValueError, match=f"is not one of {', '.join(words)}"):
+            settings_from({parameter: "other"})
 
 
 @pytest.mark.parametrize("program", ["/nope", "bin/true", "/etc/passwd", "/bin"])
