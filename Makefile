@@ -222,7 +222,7 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 	  DEVALLOC_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) tests -m hypothesis --hypothesis-seed=$$seed -n $(JOBS) -x -q $(ARGS); \
 	done
 
-faults: setup ## fail and kill the node plugin at every state-changing call; a table of how many there are
+faults: setup ## fail and kill the node plugin at every state-changing call, with machines also cut the power and begin a second plugin; a table of how many there are
 	$(BIN)/python -m tools.fault_points
 	$(PYTEST) tests/unit/node/test_rates.py -n $(JOBS) -k kill
 	DEVALLOC_UPGRADE_POINTS=5 $(PYTEST) tests/conformance/test_upgrade_node.py -n $(JOBS)
@@ -249,7 +249,7 @@ cuts: setup ## the six connection cuts, on a real machine that is scaled (as roo
 	DEVALLOC_CUTS=all $(PYTEST) tests/machine/test_guest_partitions.py -n 1 $(ARGS)
 
 migration-faults: setup ## a real machine that moves between two plugins, with one of six faults at each of about 210 calls: about ten minutes for each fault; MIGRATION_FAULTS=5 for every fifth call
-	MIGRATION_FAULTS=$${MIGRATION_FAULTS:-all} $(PYTEST) tests/machine/test_migration.py tests/machine/test_moves_of_cards_with_faults.py -n 1 -s -k fault_anywhere --timeout 0 -o faulthandler_timeout=0 $(ARGS)
+	MIGRATION_FAULTS=$${MIGRATION_FAULTS:-all} $(PYTEST) tests/machine/test_migration.py tests/machine/test_moves_of_cards_with_faults.py tests/machine/test_machine_faults.py -n 1 -s -k fault_anywhere --timeout 0 -o faulthandler_timeout=0 $(ARGS)
 
 guest-soak: setup ## a machine with a VF by VFIO, inside an emulated host with SR-IOV, scaled up and down: minutes
 	$(BIN)/python -m tools.guest_soak

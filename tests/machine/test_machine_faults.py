@@ -18,9 +18,10 @@ WHOLE = os.environ.get("MIGRATION_FAULTS", "")
 STEP = int(WHOLE) if WHOLE.isdecimal() else 1 if WHOLE else 61
 """Each of so many points is tried; ``make migration-faults`` tries all."""
 NAMES = ("machine-restarted", *(name for name, one in SCENARIOS.items() if one.has_object))
+FEW = ("machine-restarted", "object-host-reboot", "object-fence")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES if WHOLE else FEW)
 def test_a_fault_anywhere_leaves_a_real_machine_as_it_should_be(open_image: Image, name: str) -> None:
     scenario = replace(SCENARIOS[name], claims=(), build=lambda host: None)
     with short_folder() as folder, MachineFaults(scenario, folder, open_image) as faults:
