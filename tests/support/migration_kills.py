@@ -43,6 +43,7 @@ from devalloc_machines.qemu.settings import MachineConfig, MigrationSettings
 from devalloc_machines.qemu.spec import machine_id
 from devalloc_machines.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop
 from devalloc_node.binding.binding import BindingConfig
+from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.journal import Journal
 from devalloc_node.journal.sqlite import open_journal
@@ -188,6 +189,7 @@ class MovingNode:
     machines: MachineLifecycle
     migrations: MigrationLoop
     objects: VirtualMachineLoop
+    claims: Reconciler
 
     def turn(self) -> bool:
         """Each loop once; whether the one of migrations has nothing to do."""
@@ -199,6 +201,8 @@ class MovingNode:
                     self.migrations.step(key)
         with suppress(NodeError, StoreError):
             full_round(self.objects)
+        with suppress(NodeError, StoreError):  # as the daemon now and then
+            self.claims.reconcile()
         return not keys
 
 
@@ -260,7 +264,7 @@ class TwoPlugins:
                 execution=LoopExecution(spawn=lambda work: work()),
             )
             try:
-                yield MovingNode(name, part.machines, loop, objects)
+                yield MovingNode(name, part.machines, loop, objects, node.reconciler)
             finally:
                 part.machines.close()
                 store.close()
