@@ -35,7 +35,7 @@ import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.sysfs import Tree
-from devalloc_machines.qemu import adoption, attachment, confinement, launch, machine_files, spawn
+from devalloc_machines.qemu import adoption, attachment, confinement, launch, machine_files, settings, spawn
 from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.process import open_nodes, process
@@ -86,7 +86,7 @@ from tests.support.fault_points import (
 )
 from tests.support.forked_qemu import QemuForkServer, described_by_monitor, opened
 from tests.support.images import Image
-from tests.support.machines import MIB, open_folder, virtual_machine
+from tests.support.machines import IS_RELEASE_BEFORE, MIB, open_folder, virtual_machine
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -495,12 +495,10 @@ class MachineFaults(FaultPoints):
         )
 
     def _platform(self) -> dict[str, Any]:
-        files = getattr(machine_files, "FirmwareFiles", None)  # 0.1.0 has no firmware and no TPM
-        return (
-            {}
-            if files is None
-            else {"uefi": files(self.folder / "images/CODE", self.folder / "images/VARS"), "swtpm": "/bin/true"}
-        )
+        if IS_RELEASE_BEFORE:
+            return {}
+        files = settings.FirmwareFiles(self.folder / "images/CODE", self.folder / "images/VARS")
+        return {"uefi": files, "swtpm": "/bin/true"}
 
     @contextmanager
     def life(self, ask: Ask | None = None, gate: FaultGate | None = None) -> Iterator[MachinePlugin]:  # type: ignore[override]

@@ -16,18 +16,21 @@ from pyroute2 import IPRoute
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
-from devalloc_machines.qemu import settings as machine_config
+from devalloc_machines.qemu import settings as machine_settings
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.qmp import Connect, QmpMonitor
 from devalloc_machines.qemu.records import MachineView
 from devalloc_machines.qemu.settings import MachineConfig
 from devalloc_node.journal import Journal
 from devalloc_node.journal.sqlite import open_journal
+from tests.support import old_names
 from tests.support.images import Image
 from tests.support.qemu import MICRO_APPEND
 from tests.support.waiting import until
 
 MIB = 1 << 20
+IS_RELEASE_BEFORE = old_names.ENVIRONMENT in os.environ
+"""Whether the release before runs here, which has no owners of folders, no firmware and no TPM."""
 
 
 class NoDeviceOwner:
@@ -61,8 +64,7 @@ def virtual_machine(name: str, image: Image | None = None, **spec: Any) -> Virtu
 
 def open_folder(path: Path) -> Any:
     """A folder that machines of all namespaces may use, as each one was in the release before."""
-    folder = getattr(machine_config, "AllowedFolder", None)
-    return path if folder is None else folder(path, "any")
+    return path if IS_RELEASE_BEFORE else machine_settings.AllowedFolder(path, "any")
 
 
 def config(image: Image, folder: Path, **other: Any) -> MachineConfig:
