@@ -125,6 +125,8 @@ class BadInput(CommandFailed):
 
 _MANY = 8
 """Settings that a short help shows in part."""
+_SHORT = 20
+"""Characters of a variable or default that a short help has."""
 
 
 class SettingOption(click.Option):
@@ -151,6 +153,14 @@ class VerbGroup(click.Group):
         a sentence that says what to do."""
         super().__init__(*args, **kwargs)
         self._other_words, self._advice = other_words or {}, advice or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take `--help-all VERB` for `VERB --help-all`, and in a group of few verbs, which says all, for `--help`."""
+        if args[:1] in (["--help"], ["-h"], ["--help-all"]) and len(args) > 1 and self.has_command(ctx, args[1]):
+            args = [*args[1:], args[0]]
+        if not any("--help-all" in param.opts for param in self.params):
+            args = ["--help" if each == "--help-all" and number == 0 else each for number, each in enumerate(args)]
+        return super().parse_args(ctx, args)
 
     def has_command(self, ctx: click.Context, name: str) -> bool:
         """Whether it has the verb, which need not be imported for that."""
@@ -236,7 +246,7 @@ class Verb(click.Command):
         shown = [by_name[name] for name in self._usual if name in by_name]
         more = len(options) - len(shown) - 1
         titles = _titles(options)
-        note = f"Also show {more} more options" + (f"; of a group only: {', '.join(titles)}." if titles else ".")
+        note = f"Show {more} more options" + (f", or those of one group: {', '.join(titles)}." if titles else ".")
         whole = [each.get_help_record(ctx) or ("", "") for each in shown]
         records = [(name, _first_sentence(text)) for name, text in whole]
         with formatter.section("Options"):
@@ -320,6 +330,12 @@ class Verb(click.Command):
         return 0
 
 
+class WholeNumber(click.IntRange):
+    """A whole number within bounds."""
+
+    name = "whole number"
+
+
 _HELP_ALL = "devalloc.help-all"
 """Key in a context's ``meta`` if its help shows everything: "", or the one group of settings that it shows."""
 
@@ -363,8 +379,11 @@ def shows_all(ctx: click.Context) -> bool:
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence of an option's help, without its variables and default."""
-    return re.split(r"[.;] ", _IN_BRACKETS.sub("", text), maxsplit=1)[0].rstrip(".") + "."
+    """The first sentence of an option's help, with its variable and default if they are short."""
+    sentence = re.split(r"[.;] ", _IN_BRACKETS.sub("", text), maxsplit=1)[0].rstrip(".")
+    parts = (part for each in _IN_BRACKETS.findall(text) for part in each.strip(" []").split("; "))
+    short = "; ".join(part for part in parts if len(part) <= _SHORT and part != "default: none")
+    return f"{sentence}. [{short}]" if short else f"{sentence}."
 
 
 def _titles(options: Iterable[click.Option]) -> list[str]:

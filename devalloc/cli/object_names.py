@@ -95,16 +95,14 @@ def key_of(kind: ApiKind, name: str, namespace: str) -> Key:
 def keys_of(
     words: Sequence[str], namespace: str, *, default: str | None = None, store: Store | None = None
 ) -> list[Key]:
-    """The objects for ``KIND NAME...`` or ``KIND/NAME...``; names without a kind get the ``default`` kind if given.
+    """The objects for ``KIND NAME...`` or ``KIND/NAME...``; with a ``default`` kind, names without one are of it.
 
     ``store``: as for ``kind_of``. Raises BadInput.
     """
-    if all("/" in word for word in words):
-        pairs = [word.split("/", 1) for word in words]
+    if default is not None or all("/" in word for word in words):
+        pairs = [word.split("/", 1) if "/" in word else [str(default), word] for word in words]
     elif any("/" in word for word in words):
         raise BadInput(f"use either KIND NAME... or KIND/NAME..., not both: {' '.join(words)}")
-    elif default is not None:
-        pairs = [[default, word] for word in words]
     else:
         pairs = [[words[0], word] for word in words[1:]]
     for kind, name in pairs:

@@ -84,7 +84,7 @@ def up(
     from devalloc.programs.node_parts import show_published
     from devalloc.programs.plugin_thread import PluginThread, previous_name
     from devalloc.programs.store_loops import StoreProgress, store_program
-    from devalloc.store.paths import hold_store, prepare_folder
+    from devalloc.store.paths import check_not_held, prepare_folder
     from devalloc.store.sqlite import SQLiteStore
 
     inventory, root = options.inventory, options.inventory.sysfs_root
@@ -95,8 +95,8 @@ def up(
         raise BadSetting(" and ".join(idle), ": only for the node plugin, which does not run with --no-node")
     check_published(plugin_options, host_capacity=options.host_capacity)
     prepare_folder(path)
-    with hold_store(path):  # another `devalloc up` is reported before anything else
-        display.say(f"node {name}, store {path}; Ctrl-C stops")
+    check_not_held(path)  # another `devalloc up` is reported before anything else
+    display.say(f"node {name}, store {path}; Ctrl-C stops")
     runs_node = _wants_node(options, display, given)
     if runs_node or not options.no_inventory:
         inventory.check_node_name()

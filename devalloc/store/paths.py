@@ -186,6 +186,13 @@ def hold_store(store: Path) -> Iterator[Callable[[], bool]]:
         yield is_held
 
 
+def check_not_held(store: Path) -> None:
+    """Raise as ``hold_store`` does, without a lock file beside what may be no store."""
+    if store.with_name(store.name + ".lock").exists():
+        with hold_store(store):
+            pass
+
+
 def _locked_error(store: Path, content: bytes) -> StoreLocked:
     text = content.strip().decode("ascii", "replace")
     pid = int(text) if text.isdecimal() else None

@@ -115,7 +115,7 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
 @click.option(
     "--publish",
     type=click.Choice(_PUBLISH),
-    help="How nodes publish their devices. slices: as ResourceSlices for pods, without a controller; pools: as "
+    help="How nodes publish devices. slices: as ResourceSlices for pods, without a controller; pools: as "
     "DevicePools for VirtualMachines; both: by the node's label devalloc.io/publish (pools, host, none, otherwise "
     "slices) [default: both].",
 )

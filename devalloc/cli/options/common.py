@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, reported, require_packages
+from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, WholeNumber, reported, require_packages
 from devalloc.cli.render.output import FORMATS
 from devalloc.programs.settings import CEL_CHECK, PLACEMENT, STORE
 from devalloc.settings import (
@@ -93,7 +93,7 @@ def _type(read: Any) -> Any:
         case OneOf(words, is_open):
             return _OpenChoice(list(words)) if is_open else click.Choice(list(words))
         case Whole(least, most):
-            return click.IntRange(least, most)
+            return WholeNumber(least, most)
         case PathTo(what, exists):
             checks: dict[str, Any] = {"file_okay": what != "folder", "dir_okay": what != "file", "exists": exists}
             return click.Path(path_type=Path, readable=what != "any", **checks)

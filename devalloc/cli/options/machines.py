@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from devalloc.cli.command import parse_duration, runs, verb
+from devalloc.cli.command import WholeNumber, parse_duration, runs, verb
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.options.places import target_options
 
@@ -105,7 +105,7 @@ def resume() -> None:
 @click.argument("name", metavar="vm/NAME|vmrs/NAME")
 @click.option("--cpu", metavar="CPUS", help="CPUs of a machine from now on (cpu.use), such as 2 or 1500m.")
 @click.option("--memory", metavar="BYTES", help="Memory of a machine from now on (memory.use), such as 2Gi.")
-@click.option("--replicas", type=click.IntRange(0), metavar="NUMBER", help="How many machines a set has.")
+@click.option("--replicas", type=WholeNumber(0), metavar="NUMBER", help="How many machines a set has.")
 @click.option(
     "--timeout",
     type=parse_duration,

@@ -135,13 +135,12 @@ def solve() -> None:
 def explain() -> None:
     """Show why a claim is not allocated: how many devices each rule leaves, what is in the way, what to do.
 
-    resourceclaim/NAME and resourceclaimtemplate/NAME explain claims of Kubernetes, in manifests or of a cluster:
-    what a claim gets beside those that are allocated; pod/NAME, with -f, those of a pod. vm/NAME explains in the
-    same way why a machine waits for a node with enough room, migration/NAME why one that runs does not move to
-    another node, and vmrs/NAME a machine of the set that is not ready.
+    resourceclaim/NAME, resourceclaimtemplate/NAME and, with -f, pod/NAME explain claims of Kubernetes beside those
+    that are allocated. vm/NAME explains why a machine waits for a node with enough room, migration/NAME why one
+    that runs does not move to another node, and vmrs/NAME a machine of the set that is not ready.
 
-    KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
-    a claim of that very name, it explains the claim.
+    KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default, unless a
+    claim has that very name.
 
     Exit code 3 if the claim or machine gets nothing, 1 if the machine does not run as it should, 2 if a manifest is
     invalid, as with solve.

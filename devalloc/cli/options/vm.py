@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from devalloc.cli.command import VerbGroup, parse_duration, runs, verb
+from devalloc.cli.command import VerbGroup, WholeNumber, parse_duration, runs, verb
 from devalloc.cli.options.common import (
     all_namespaces_option,
     files_option,
@@ -294,7 +294,7 @@ def delete() -> None:
 
 @verb("scale")
 @click.argument("name", metavar="NAME")
-@click.option("--vcpus", type=click.IntRange(1, 1024), help="How many CPUs its guest sees.")
+@click.option("--vcpus", type=WholeNumber(1, 1024), metavar="NUMBER", help="How many CPUs its guest sees.")
 @click.option("--cpu", metavar="CORES", help="Maximum CPU time of all vCPUs together, such as 1500m; 0 for no limit.")
 @click.option("--memory", metavar="BYTES", help="How much memory it has, such as 2Gi.")
 @namespace_option
@@ -366,7 +366,7 @@ def console() -> None:
 @verb("logs", advice=_advice("logs"))
 @click.argument("name", metavar="vm/NAME")
 @click.option("-f", "--follow", is_flag=True, help="Then show what is written, until Ctrl-C.")
-@click.option("--tail", type=click.IntRange(1), metavar="LINES", help="Only its last lines.")
+@click.option("--tail", type=WholeNumber(1), metavar="LINES", help="Only its last lines.")
 @click.option("--qemu", is_flag=True, help="The log of its QEMU, instead of the guest's console.")
 @click.option("-p", "--previous", is_flag=True, help="With --qemu: the log of the run before.")
 @namespace_option

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from devalloc.cli.command import VerbGroup, runs, verb
+from devalloc.cli.command import VerbGroup, WholeNumber, runs, verb
 from devalloc.cli.options.common import namespace_option, output_option, store_option
 from devalloc.cli.options.places import socket_option, timeout_option
 
@@ -41,7 +41,8 @@ def list_setups() -> None:
 )
 @click.option(
     "--vcpus",
-    type=click.IntRange(0, MAX_VCPUS),
+    type=WholeNumber(0, MAX_VCPUS),
+    metavar="NUMBER",
     default=0,
     help="Number of host CPUs to choose, the least loaded ones.",
 )
@@ -73,9 +74,14 @@ def give_back() -> None:
 
 @verb("replica")
 @click.option("-f", "--file", required=True, metavar="FILE", help="A function's deployment, as YAML or JSON.")
-@click.option("--replicas", type=click.IntRange(0), help="Number of replicas, within the bounds of its labels.")
 @click.option(
-    "--requests", type=click.IntRange(0), help="As many replicas as serve this number of concurrent requests."
+    "--replicas", type=WholeNumber(0), metavar="NUMBER", help="Number of replicas, within the bounds of its labels."
+)
+@click.option(
+    "--requests",
+    type=WholeNumber(0),
+    metavar="NUMBER",
+    help="As many replicas as serve this number of concurrent requests.",
 )
 @click.option(
     "--clone",

@@ -28,6 +28,22 @@ _ONLY_OF = (
 class WarmConfig:
     """Warm setups, which are ready before a machine needs them."""
 
+    target: int | None = setting(
+        "Number of warm setups to keep ready: network namespaces with a TAP interface and a folder, so that machines "
+        "start at once; 0 makes them on demand.",
+        flag="--warm",
+        type=Whole(0),
+        metavar="NUMBER",
+        unset="no warm setups",
+    )
+    most: int = setting(
+        "Maximum number of warm setups, ready and taken.",
+        flag="--warm-most",
+        type=Whole(1),
+        default=256,
+        metavar="NUMBER",
+    )
+    """Also those that are being made and being removed."""
     vcpus_per_cpu: int | None = setting(
         "Maximum vCPUs per host CPU, of all taken warm setups.",
         flag="--warm-vcpus-per-cpu",
@@ -41,22 +57,6 @@ class WarmConfig:
         flag="--warm-machine",
         type=EXISTING_FILE,
         metavar="FILE",
-    )
-    most: int = setting(
-        "Maximum number of warm setups, ready and taken.",
-        flag="--warm-most",
-        type=Whole(1),
-        default=256,
-        metavar="NUMBER",
-    )
-    """Also those that are being made and being removed."""
-    target: int | None = setting(
-        "Number of warm setups to keep ready: network namespaces with a TAP interface and a folder, so that machines "
-        "start at once; 0 makes them on demand.",
-        flag="--warm",
-        type=Whole(0),
-        metavar="NUMBER",
-        unset="no warm setups",
     )
     network_kind: Literal["bridge", "cni"] | None = setting(
         "Give each warm setup an address in a network: of a bridge that the plugin makes, or by CNI plugins.",

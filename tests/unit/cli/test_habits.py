@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -594,6 +595,41 @@ def test_every_verb_takes_help_all(devalloc: Shell) -> None:
     """Also those whose --help shows everything."""
     for verb in ("apply", "describe", "version"):
         assert devalloc(verb, "--help-all").out == devalloc(verb, "--help").out
+    for words in (("warm",), ("warm", "take"), ("up",), ("vm",)):
+        assert devalloc("--help-all", *words).out == devalloc(*words, "--help-all").out
+        assert devalloc("--help", *words).out == devalloc(*words, "--help").out
+    assert devalloc("warm", "--help-all").out == devalloc("warm", "--help").out
+
+
+def test_the_short_help_says_what_holds_without_an_option(devalloc: Shell) -> None:
+    text = " ".join(devalloc("up", "--help").out.split())
+    assert "File of the embedded store. [env: DEVALLOC_STORE]" in text
+    assert "the smallest share is in use (spread). [default: pack]" in text
+
+
+def test_the_first_of_the_options_of_warm_setups_is_how_many_there_are(devalloc: Shell) -> None:
+    listed = devalloc("up", "--help-all", "warm").out
+    assert re.findall(r"^  (--[a-z-]+)", listed, re.MULTILINE)[:2] == ["--warm", "--warm-most"]
+
+
+def test_names_with_and_without_a_kind_go_together_where_one_kind_is_meant(fleet: Shell) -> None:
+    names = [line.rpartition("/")[2] for line in fleet("get", "claims", "-o", "name").out.splitlines()][:2]
+    shown = fleet("wait", f"claims/{names[0]}", names[1], "--timeout", "0s")
+    assert "not both" not in shown.err
+    assert all(name in shown.out + shown.err for name in names), shown
+
+
+@pytest.mark.parametrize("words", [("scale", "vmrs/x", "--replicas", "many"), ("up", "--warm", "many")])
+def test_no_number_and_a_number_out_of_bounds_have_two_messages(devalloc: Shell, words: tuple[str, ...]) -> None:
+    assert "'many' is not a valid whole number" in devalloc(*words).err
+    assert "-1 is not in the range x>=0" in devalloc(*words[:-1], "-1").err
+
+
+def test_up_leaves_nothing_beside_a_file_that_is_no_store(devalloc: Shell) -> None:
+    devalloc.store.write_text("a letter\n")
+    refused = devalloc("up", "--no-inventory", "--no-node")
+    assert (refused.code, "is not a devalloc store" in refused.err) == (1, True)
+    assert [path.name for path in devalloc.store.parent.iterdir()] == [devalloc.store.name]
 
 
 def test_memory_without_a_unit_is_doubted(devalloc: Shell) -> None:

@@ -69,7 +69,7 @@ def test_the_full_help_has_all_options_and_the_short_one_says_so(devalloc: Shell
     assert usual <= {*flags}
     assert [flag for flag in flags if flag not in full] == []
     number = len(flags) - len(usual) - 1
-    assert f"Also show {number} more options" in " ".join(short.split())
+    assert f"Show {number} more options" in " ".join(short.split())
 
 
 def test_the_help_of_solve_says_what_each_placement_policy_does(devalloc: Shell) -> None:
