@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -221,6 +221,16 @@ class ManifestDocuments:
     good: Sequence[Document]
     """The documents that are valid objects, in devalloc's own spelling: canonical amounts, known field names."""
     problems: Sequence[Problem]
+    _named: dict[tuple[Any, Any], list[Document]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """kind and name -> the documents of these"""
+
+    def __post_init__(self) -> None:
+        for document in self.all:
+            content: Any = document.content
+            metadata = content.get("metadata") if isinstance(content, dict) else None
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            if isinstance(name, str) and isinstance(content.get("kind"), str):
+                self._named.setdefault((content["kind"], name), []).append(document)
 
     @property
     def exit_code(self) -> int:
@@ -229,7 +239,8 @@ class ManifestDocuments:
 
     def place(self, problem: Problem, number: int = 0) -> Problem:
         """The problem with its object's document; ``number``: which of several objects of that name."""
-        matches = [document for document in self.all if is_about(problem, document.content)]
+        named = self._named.get((problem.kind, problem.name), ())
+        matches = [document for document in named if is_about(problem, document.content)]
         if problem.group is None and len({_group_of(document) for document in matches}) > 1:
             # If both dialects are read, a problem without a group belongs to our own.
             matches = [document for document in matches if not _is_foreign(document)]
@@ -237,7 +248,9 @@ class ManifestDocuments:
 
     def is_about(self, problem: Problem) -> bool:
         """Whether a problem is about one of the documents."""
-        return any(is_about(problem, document.content) for document in self.all)
+        return any(
+            is_about(problem, document.content) for document in self._named.get((problem.kind, problem.name), ())
+        )
 
 
 def read_manifests(

@@ -15,13 +15,14 @@ from devalloc.api.owner_names import POD, owner_name
 from devalloc.api.problems import Problem, closest_match
 from devalloc.cli.resource_claims import CLAIM, TEMPLATE, as_claim, key_of, of_kind
 from devalloc.controller.reconcile.stored_claims import DisjointSets
+from devalloc.store.errors import Invalid, Key
 from devalloc_solver.dialects.resource_k8s.claims import PodManifest
 from devalloc_solver.dialects.resource_k8s.decode import read
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.manifests import check_names, check_unique
 
 Object = dict[str, Any]
-Key = tuple[str, str]
+Name = tuple[str, str]
 """Namespace and name."""
 _FIELD = "resourceClaims"
 
@@ -34,7 +35,7 @@ class ClaimsOfPods:
     """the manifests, with new claims in the place of pods; without templates that pods name, and invalid ones"""
     problems: list[Problem] = field(default_factory=list)
     """why pods get no claims"""
-    of_pod: dict[Key, list[Key]] = field(default_factory=dict)
+    of_pod: dict[Name, list[Name]] = field(default_factory=dict)
     """the claims of each pod that has any"""
 
 
@@ -66,19 +67,21 @@ def with_claims_of_pods(objects: Sequence[Any], templates: Iterable[Object]) -> 
 class _Maker:
     """Makes claims from templates."""
 
-    templates: Mapping[Key, Object]
-    claims: Mapping[Key, Object]
+    templates: Mapping[Name, Object]
+    claims: Mapping[Name, Object]
     """those that are there"""
-    invalid: set[Key] = field(default_factory=set)
-    named: set[Key] = field(default_factory=set)
+    invalid: set[Name] = field(default_factory=set)
+    named: set[Name] = field(default_factory=set)
     """the templates that pods name"""
-    pods: set[Key] = field(default_factory=set)
+    pods: set[Name] = field(default_factory=set)
 
-    def claims_of(self, content: Object) -> tuple[list[Problem], dict[Key, Object] | None]:
+    def claims_of(self, content: Object) -> tuple[list[Problem], dict[Name, Object] | None]:
         """The problems of a pod, and its claims; None of one that has none to name."""
-        metadata = content.get("metadata")
-        names = metadata if isinstance(metadata, dict) else {}
-        about = POD, names.get("namespace"), names.get("name")
+        try:
+            _, namespace, name = Key.of(content)
+        except Invalid:
+            return [], {}  # which was said when the manifest was decoded
+        about = POD, namespace, name
         try:
             pod = self._read(content)
         except FieldError as error:
@@ -114,7 +117,7 @@ class _Maker:
         check_unique([entry.name for entry in pod.spec.claims], f"spec.{_FIELD}", "entries")
         return pod
 
-    def _claim(self, content: Object, pod: PodManifest, entry: Any) -> tuple[Key, Object | None]:
+    def _claim(self, content: Object, pod: PodManifest, entry: Any) -> tuple[Name, Object | None]:
         """The claim of an entry and its name; without one, the name of what is not there."""
         namespace, name = key_of(content)
         if entry.claim:
@@ -134,15 +137,15 @@ class _Maker:
         return own, {**claim, "metadata": metadata}
 
 
-def _groups(of_pod: Mapping[Key, Sequence[Key]], there: Mapping[Key, Object]) -> dict[Key, str]:
+def _groups(of_pod: Mapping[Name, Sequence[Name]], there: Mapping[Name, Object]) -> dict[Name, str]:
     """The group of each claim that is to be on one node with others, because pods have them together."""
-    joined: DisjointSets[Key] = DisjointSets()
-    pods: dict[Key, str] = {}
+    joined: DisjointSets[Name] = DisjointSets()
+    pods: dict[Name, str] = {}
     for (_, pod), keys in of_pod.items():
         for key in keys:
             joined.join(key, keys[0])
             pods.setdefault(key, pod)
-    groups: dict[Key, str] = {}
+    groups: dict[Name, str] = {}
     for members in joined.sets():
         if len(members) == 1:
             continue
@@ -158,7 +161,7 @@ def _annotations(content: Object) -> Object:
     return annotations if isinstance(annotations, dict) else {}
 
 
-def _in_group(content: Any, groups: Mapping[Key, str]) -> Any:
+def _in_group(content: Any, groups: Mapping[Name, str]) -> Any:
     """A claim in its group; one that says its group itself, or cannot be read, as it is."""
     if not any(key_of(claim) in groups for claim in of_kind([content], CLAIM)):
         return content

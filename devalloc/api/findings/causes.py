@@ -343,6 +343,14 @@ def _lack_together(cause: Fact, what: str, who: str, style: Style) -> str:
     return f"{_lacks(cause, style)} {what} for {who} together (at most {cause['most']})"
 
 
+def _no_devices(cause: Fact, style: Style) -> Words:
+    """How many ``pools`` there are, of which none has a device."""
+    if not (pools := cause.get("pools")):
+        return Words("no devices are published", obvious="run a driver that publishes them")
+    text = "the only pool has no devices" if pools == 1 else f"none of {pools} pools has a device"
+    return Words(text, obvious="see what their nodes lack: `devalloc check-host`")
+
+
 def _node_unknown(cause: Fact, style: Style) -> Words:
     """The ``node``, and the ``near`` one."""
     near = _quoted(cause["near"], style) if "near" in cause else ""
@@ -549,9 +557,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.NO_POOLS: lambda cause, style: Words(
         "no valid DevicePool exists", "publish devices (`devalloc discover` shows those of a host)"
     ),
-    Cause.NO_DEVICES: lambda cause, style: Words(
-        "no devices are published", obvious="run a driver that publishes them"
-    ),
+    Cause.NO_DEVICES: _no_devices,
     Cause.NO_DRIVER: _no_driver,
     Cause.INVALID_POOL: _invalid_pool,
     Cause.UNREACHED: lambda cause, style: Words(_text(cause, style), advises=True),

@@ -49,6 +49,8 @@ from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
+MAX_MEMBERS_NAMED = 100_000
+"""Members to leave out that the answers to all members of a group name together: each may name all others."""
 NOT_SMALLEST, NOT_ENOUGH = "notSmallest", "notEnough"
 OTHERS_UNKNOWN, NOTHING_LEFT = "othersUnknown", "nothingLeft"
 """Caveats (``findings.CAVEATS``)."""
@@ -323,6 +325,11 @@ class Explainer(ABC):
         """Whether any device is published that can be read."""
         return bool(self.drivers)
 
+    def _no_devices(self) -> Fact:
+        """That there are none; how many pools there are all the same."""
+        there = len(self.snapshot.pools)
+        return fact(Cause.NO_DEVICES, **({"pools": there} if there else {}))
+
     def describe_invalid_pool(self, driver: str) -> str:
         """A pool of a driver that does not count, and why; "" if there is none."""
         return self.fleet.invalid_pools.get(driver, "")
@@ -579,12 +586,16 @@ class Explainer(ABC):
         if named and all(edit.kind in _COMMON_TO_MEMBERS for edit in named):
             return dict.fromkeys(keys, by_claim[first])
         if ask_for_the_same(unit) and all(edit.kind == "member" for edit in edits):
-            offers = dict(zip((demand.key for demand in unit.demands), self.members(unit), strict=True))
-            names = [edit.entry for key, edit in offers.items() if key != first]
-            places = [names.index(edit.entry) for edit in edits]
-            for key in others:
-                around = [edit for other, edit in offers.items() if other != key]
-                by_claim[key] = replace(by_claim[first], edits=tuple(around[place] for place in places))
+            most, common = max(1, MAX_MEMBERS_NAMED // len(keys)), by_claim[first]
+            if len(edits) > most:
+                edits, common = edits[:most], replace(common, caveats=(*common.caveats, NOT_ENOUGH))
+            offers = [*self.members(unit)]
+            number_of = {edit.member: number for number, edit in enumerate(offers)}
+            own = number_of[first]
+            places = [(number := number_of[edit.member]) - (number > own) for edit in edits]
+            for key in keys:
+                around = [offers[place + (place >= number_of[key])] for place in places]
+                by_claim[key] = replace(common, edits=tuple(around))
             return by_claim
         return by_claim | {key: self._apart(unit, *self._why_impossible(unit, key)) for key in others}
 
@@ -606,7 +617,7 @@ class Explainer(ABC):
         if is_there and (unmatched or reason is not Reason.NODE_UNAVAILABLE):
             return ()
         if unmatched and not self.has_devices() and not edits:
-            return (fact(Cause.NO_DEVICES),)
+            return (self._no_devices(),)
         if unmatched:
             several = sum(len(d.details) for d in unit.demands) > 1
             edited = (request for edit in edits for request in unmatched if self.is_about(edit, request))
@@ -614,7 +625,7 @@ class Explainer(ABC):
             none = fact(Cause.NO_MATCH, **(self.request_ref(about) if several else {}))
             funnel = self.funnels.make(about)
             if not funnel.total and not self.has_devices() and not any(edit.kind == "node" for edit in edits):
-                return (fact(Cause.NO_DEVICES),)
+                return (self._no_devices(),)
             step = main_step(
                 funnel,
                 edits={

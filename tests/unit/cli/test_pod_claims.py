@@ -122,6 +122,8 @@ def test_a_pod_that_names_what_is_not_given_gets_no_claim_and_is_an_error(devall
         ([{"name": "x", "source": {}}], "[0].source: is not a known field of a pod's claim: write its field in the "
          "entry itself"),
         ([{"resourceClaimTemplateName": "one"}], "[0].name: is missing"),
+        ([{"name": "x" * 100_000, "resourceClaimTemplateName": "one"}], "[0].name: must be a DNS label"),
+        ([{"name": "x", "resourceClaimName": "o\u202ene"}], "[0].resourceClaimName: must be a DNS name"),
         ([{"name": "x"}], "[0]: must set one of resourceClaimName and resourceClaimTemplateName"),
         ([{"name": "x", "resourceClaimName": "c", "resourceClaimTemplateName": "one"}], "[0]: must set one of"),
         ([{"name": "x", "resourceClaimTemplateName": "one"}] * 2, ": has two entries named 'x'; rename one"),
@@ -136,6 +138,7 @@ def test_what_is_wrong_in_the_claims_of_a_pod_is_an_error_at_its_place(
     shown = devalloc("solve", "-f", "-", stdin=text(ANY, SLICE, template("one", 1), web))
     assert (shown.code, "yes" in shown.out) == (2, False)
     assert problems(shown)[0].startswith(f"error: stdin, document 4: Pod default/web: spec.resourceClaims{message}")
+    assert len(shown.err) < 500
 
 
 def test_a_misspelled_list_of_claims_is_noticed(devalloc: Shell) -> None:
@@ -155,12 +158,21 @@ def test_two_pods_of_one_name_are_an_error_of_the_second(devalloc: Shell) -> Non
     assert shown.code == 2
 
 
-@pytest.mark.parametrize(("name", "namespace"), [("Web server", "default"), ("web", "A_B")])
+@pytest.mark.parametrize(("name", "namespace"), [("Web", "default"), ("web", "A_B")])
 def test_names_that_no_pod_can_have_are_an_error(devalloc: Shell, name: str, namespace: str) -> None:
     odd = pod("web", "one") | {"metadata": {"name": name, "namespace": namespace}}
     shown = devalloc("solve", "-f", "-", stdin=text(ANY, SLICE, template("one", 1), odd))
     assert shown.code == 2
     assert "must be a DNS" in shown.err
+
+
+@pytest.mark.parametrize("metadata", [5, [], {}, {"name": 5}, {"name": "x", "namespace": 5}, {"name": "x" * 100_000}])
+def test_metadata_that_no_object_has_are_an_error_once(devalloc: Shell, metadata: Any) -> None:
+    odd = pod("web", "one") | {"metadata": metadata}
+    shown = devalloc("solve", "--no-store", "-f", "-", stdin=text(ANY, SLICE, template("one", 1), odd))
+    assert (shown.code, "web-x0" in shown.out) == (2, False)
+    assert [line for line in shown.err.splitlines() if "metadata" in line and len(line) < 500]
+    assert "bug in devalloc" not in shown.err
 
 
 def test_a_fault_of_a_template_is_said_once_however_many_pods_name_it(devalloc: Shell) -> None:

@@ -399,3 +399,12 @@ def test_a_claim_that_loses_its_only_request_binds_its_group_to_no_node() -> Non
     for name in ("fits", "bound"):
         refusal = answer(name, GPU, MONITOR, gpus(2), fits, bound)
         assert [(each["kind"], each.get("claim")) for each in refusal["blockers"]] == [("request", "default/bound")]
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "the only pool has no devices"), (2, "none of 2 pools has a device")])
+def test_pools_without_devices_are_not_called_absent(count: int, text: str) -> None:
+    empty = [pool(f"p{number}", "n0", "gpu", devices=[]) for number in range(count)]
+    (answer,) = solve_manifests([device_class("gpu", driver="gpu"), *empty, claim("c", {"deviceClass": "gpu"})])[
+        "claims"
+    ]
+    assert answer["message"] == f"{text}; see what their nodes lack: `devalloc check-host`"

@@ -55,6 +55,16 @@ def test_the_claims_of_a_large_pod_are_answered() -> None:
     assert dra.allocate("n0", claims, [dra_builders.ANY], [dra_builders.slice_("s", shared, nodeName="n0")]) is not None
 
 
+def test_the_answers_to_a_large_group_name_some_of_the_members_to_leave_and_say_that_more_may_be_needed() -> None:
+    """If each named all others, the answer would grow with the square of what one tenant asks for."""
+    small = pool("p", "n0", "gpu", devices=[device("d0", resources={"memory": "3Gi/1Gi"})])
+    answer = solve_manifests([small, device_class("gpu", driver="gpu"), *members(SHARE)])
+    for one in answer["claims"]:
+        assert len(one["blockers"]) == 100_000 // MEMBERS
+        assert all(blocker["name"] != one["name"] for blocker in one["blockers"])
+        assert "notEnough" in one["caveats"]
+
+
 @pytest.mark.parametrize("dialect", ["DeviceClaim", "ResourceClaim"])
 def test_as_many_members_are_to_leave_a_large_group_as_must_and_one_search_says_it_for_all(
     dialect: str, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from devalloc.api.fields import raise_faults
+from devalloc.api.fields import label_name, raise_faults, subdomain_name
 from devalloc.api.meta import GROUP, NODE
 from devalloc.api.node_rules import NodeRestriction, Restrictions
 from devalloc.api.owner_names import read_name
@@ -246,13 +246,17 @@ class ResourceClaimTemplateManifest(Tolerant):
     spec: Annotated[TemplateSpec, Field(default_factory=dict, validate_default=True)]
 
 
+def _name_or_none(text: str) -> object:
+    return subdomain_name(text) if text else text
+
+
 @dataclass(frozen=True, slots=True)
 class PodClaimEntry(Strict):
     """A claim of a pod: one that is there, or one to be made from a template."""
 
-    name: Needed
-    claim: Annotated[Text, Field(alias="resourceClaimName")] = ""
-    template: Annotated[Text, Field(alias="resourceClaimTemplateName")] = ""
+    name: Annotated[Needed, AfterValidator(label_name)]
+    claim: Annotated[Text, AfterValidator(_name_or_none), Field(alias="resourceClaimName")] = ""
+    template: Annotated[Text, AfterValidator(_name_or_none), Field(alias="resourceClaimTemplateName")] = ""
 
     def __post_init__(self) -> None:
         if bool(self.claim) == bool(self.template):

@@ -324,7 +324,7 @@ def _why_ignored(content: Manifest) -> str:
     claims = spec.get("resourceClaims") if kind == "Pod" and isinstance(spec, Mapping) else None
     entries = [one for one in claims if isinstance(one, Mapping)] if isinstance(claims, list) else []
     if any("resourceClaimTemplateName" in one for one in entries):
-        return "is ignored: its claims are not made; `devalloc solve -f` makes them of templates that it is given, too"
+        return "is ignored: its claims are not made; `devalloc solve -f` makes them from templates among the files"
     if isinstance(claims, list) and len(claims) > 1:
         return f"is ignored: its claims may get different nodes; give them the same annotation {GROUP}"
     return f"kind {kind!r} is ignored: the solver reads {', '.join(KINDS)}"
