@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -173,6 +172,8 @@ class ScalingSettings:
         ``metrics``: the address of the metrics; ``door``: the node plugin's own socket, beside which the sockets with
         the state are; ``note``: gets warnings. Raises BadSetting.
         """
+        from secrets import token_urlsafe
+
         given = [name for name in reversed(given_options(self)) if name not in ("--scaling", "--runner-network")]
         if not self.enabled:
             if given:
@@ -189,7 +190,7 @@ class ScalingSettings:
         except ValueError as error:
             raise BadSetting("scaling.computeUnit", str(error)) from None
         # Only this process asks. Without a token, everything that reaches loopback, even guests, would be trusted.
-        token = secrets.token_urlsafe(32) if serves and not self.permits_without_token else None
+        token = token_urlsafe(32) if serves and not self.permits_without_token else None
         checked = replace(
             self,
             dump=_shown_at(self.dump, door, "agent"),
