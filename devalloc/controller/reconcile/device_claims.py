@@ -51,7 +51,7 @@ from devalloc.controller.reconcile.surroundings import Surroundings
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.metadata_rules import with_annotations, with_status
-from devalloc_solver.deadline import seconds_left
+from devalloc_solver.deadline import end_time, seconds_left
 from devalloc_solver.pipeline import admission, quota
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class DeviceClaimAllocator:
         kept_out = rejection_messages(self.loop.refusals.look(documents), requests)
         answer = admission.solve_admitted(
             requests.documents,
-            partial(self._answer, self._ends()),
+            partial(self._answer, end_time(self._settings.deadline, time.monotonic())),
             self._settings.admin_namespaces,
             kept_out,
         )
@@ -375,11 +375,6 @@ class DeviceClaimAllocator:
         self.loop.is_again = gives and bool(transient)
         return [unit for unit in units if not (unit.transient and unit.keys & self._left)]
 
-    def _ends(self) -> float | None:
-        """When the solver is to have answered, in however many calls."""
-        deadline = self._settings.deadline
-        return None if deadline is None else time.monotonic() + deadline
-
     def _answer(self, ends: float | None, documents: Sequence[Object]) -> dict[str, Any]:
         return self._solve(documents, placement=self._settings.placement, deadline=seconds_left(ends))
 
@@ -470,7 +465,8 @@ class DeviceClaimAllocator:
         now = event.object if event.type is not EventType.DELETED else None
         before = self._seen.get(Key.of(event.object))
         if admission.is_admission_object(event.object):
-            return bool(_relevant_part(now) != _relevant_part(before))
+            content = [None if one is None else admission.relevant_content(one) for one in (now, before)]
+            return bool(content[0] != content[1])
         if is_node(event.object):  # which says all day long that it is there
             came_or_went = (now is None) != (before is None)
             states = [(unschedulable_nodes([one]), fenced_nodes([one])) for one in (now or {}, before or {})]
@@ -488,10 +484,6 @@ class DeviceClaimAllocator:
         if len(news) > _LOGGED_PROBLEMS:
             log.warning("and %d more problems: `devalloc solve` lists all", len(news) - _LOGGED_PROBLEMS)
         self._problems = frozenset(problems)
-
-
-def _relevant_part(doc: Object | None) -> Any:
-    return None if doc is None else admission.relevant_content(doc)
 
 
 def _relevant_if_allocated(doc: Object) -> Any:

@@ -303,7 +303,9 @@ class RestingObjects:
                 if unit not in self._equals and _is_kept_out(answers):
                     self._equals.update(self.solver.waiting.equals(unit))
                 self._wake([unit])
-            if unit.key.kind == MACHINE and self._has_no_host(unit.key, active, requests, done):
+            is_reported = unit.key not in done.written and unit.key not in done.undone
+            has_no_host = unit.key.kind == MACHINE and is_reported and requests.is_waiting(unit.key)
+            if has_no_host and not MachineView(active[unit.key]).claims:
                 self._enter(unit, keys, active, done.written, by_admission=False)
                 self._by_hosts.add(unit)
                 continue
@@ -357,12 +359,6 @@ class RestingObjects:
             if key.kind == CLAIM and key in self._unit_of:
                 self._wake([self._unit_of[key]])
         return units
-
-    @staticmethod
-    def _has_no_host(key: Key, active: Mapping[Key, Object], requests: RoundRequests, done: RoundResult) -> bool:
-        """Whether a machine without claims waits for what nodes have, and a round has said so."""
-        is_reported = key not in done.written and key not in done.undone
-        return is_reported and requests.is_waiting(key) and not MachineView(active[key]).claims
 
     def _answer(self, key: Key, requests: RoundRequests, done: RoundResult) -> Answer | None:
         """The refusal of one object; None if it has none, or another one than the solver's."""

@@ -480,7 +480,8 @@ class RoundSolver:
             before = self._answers.pop(key := name[2:], None) or self._given.get(key)
             if document is None:
                 continue
-            if not fleet.holds(*key) or not self._has_classes(document):
+            has_classes = all((document["apiVersion"], name) in self._classes for name in class_names(document))
+            if not (fleet.holds(*key) and has_classes):
                 return False
             answer: Any = fleet.allocate(document)
             if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
@@ -489,10 +490,6 @@ class RoundSolver:
                 return False  # others may hold it, too
             self._answers[key] = answer
         return True
-
-    def _has_classes(self, claim: Mapping[str, Any]) -> bool:
-        """Whether all classes that a claim names are there and well."""
-        return all((claim["apiVersion"], name) in self._classes for name in class_names(claim))
 
     def _note_state(self, answers: Mapping[ClaimKey, _Answer], problems: Sequence[_Answer]) -> None:
         """Note the answers to claims that hold something, and what is wrong."""

@@ -84,16 +84,12 @@ class SnapshotReader:
             else:
                 new[key] = event.object
         if self._changed is None:
-            self._objects = _merged(objects, new) if new else objects
+            ordered = sorted((objects | new).items(), key=lambda item: order_of_key(item[0])) if new else ()
+            self._objects = dict(ordered) if new else objects
         else:
             self._objects = objects | new
             self._changed |= {Key.of(event.object) for event in events}
         return True
-
-
-def _merged(objects: Mapping[Key, Object], new: Mapping[Key, Object]) -> dict[Key, Object]:
-    """Both in order."""
-    return dict(sorted([*objects.items(), *new.items()], key=lambda item: order_of_key(item[0])))
 
 
 def order_of_key(key: Key) -> tuple[str, str, str]:

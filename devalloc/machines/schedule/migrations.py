@@ -228,9 +228,11 @@ def waits_for_other_migration(view: MigrationView) -> bool:
     return bool(view.spec.get("targetNode")) and view.status.get("reason") == Reason.ALREADY_MIGRATING
 
 
-def relevant_part(migration: Object) -> Any:
-    """All of a migration that a decision may depend on."""
-    view = MigrationView(migration)
+def relevant_part(obj: Object) -> Any:
+    """All of a migration that a decision may depend on: not how far it is. None of other objects."""
+    if obj["kind"] != KIND:
+        return None
+    view = MigrationView(obj)
     return view.uid, view.machine, view.spec, view.is_deleting, view.phase, view.status.get("targetNode")
 
 

@@ -15,7 +15,7 @@ from devalloc.machines.schedule.messages import of_machine, withheld_answers
 from devalloc.machines.schedule.migration_decision import decide_migrations
 from devalloc.machines.schedule.solver_input import SchedulingInput, scheduling_input
 from devalloc.plugins import REQUESTERS, installed
-from devalloc.store import Key, Object
+from devalloc.store import Key
 
 
 def _decide(placing: SchedulingInput, units: list[WriteUnit], done: AnsweredRound) -> list[WriteUnit]:
@@ -33,11 +33,6 @@ def _keys(units: list[WriteUnit]) -> set[Key]:
     return {key for unit in units for key in unit.keys}
 
 
-def _relevant_part(obj: Object) -> Any:
-    """Of a migration not how far it is, which its nodes say all the time."""
-    return migrations.relevant_part(obj) if obj["kind"] == migrations.KIND else None
-
-
 MACHINES = Requester(
     kinds=frozenset({machines.KIND, migrations.KIND}),
     holders=frozenset({machines.KIND}),
@@ -46,7 +41,7 @@ MACHINES = Requester(
     withheld=withheld_answers,
     in_words=of_machine,
     held=machines.held_entries,
-    relevant=_relevant_part,
+    relevant=migrations.relevant_part,
     wrote=events_of_write,
     heard=events_of_node,
 )

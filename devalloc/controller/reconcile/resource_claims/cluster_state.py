@@ -301,7 +301,8 @@ class ClusterState:
         requests: dict[tuple[Key, ...], SolverRequest | None] = {}
         fresh: list[tuple[PendingGroup, _LeftOut]] = []
         for want in wanted:
-            left_out = _LeftOut(_avoided_by(want, avoided), any(key in wide for key in want.claims))
+            avoided_by = frozenset[str]().union(*(avoided[key] for key in want.claims if key in avoided))
+            left_out = _LeftOut(avoided_by, any(key in wide for key in want.claims))
             one = before.get(want.claims)
             is_known = one is not None and one.want is want and one.basis is basis and one.left_out == left_out
             if is_known and one is not None:
@@ -577,10 +578,6 @@ class _PodNeeds:
 def _priorities(requests: Iterable[SolverRequest]) -> list[int]:
     """The highest first: of two such lists the larger is of requests that are more urgent, or more."""
     return sorted((each.priority for each in requests), reverse=True)
-
-
-def _avoided_by(want: PendingGroup, avoided: Mapping[Key, frozenset[str]]) -> frozenset[str]:
-    return frozenset[str]().union(*(avoided[key] for key in want.claims if key in avoided))
 
 
 def _covers(needs: Sequence[_PodNeeds], fitting: Iterable[int], want: PendingGroup) -> bool:
