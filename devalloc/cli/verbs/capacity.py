@@ -55,6 +55,7 @@ def capacity(
     options: CountOptions,
     host: HostOptions,
 ) -> int:
+    """Count how many more claims like one fit, or print what this host has for machines."""
     if host.is_asked:
         if name is not None or files:
             raise BadInput("--host shows the host's capacity and counts no claims: leave the claim out")
