@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.programs.controller_settings import ControllerSettings, PermitProxyOptions
-from devalloc.programs.node import NodeOptions
-from devalloc.programs.up import UpOptions
+from devalloc.programs.options import NodeOptions, UpOptions
 from devalloc.settings import Group, OneOf, Setting, Whole, declarations, settings_with_classes, summary_of, title_of
 from devalloc_machines.guest.settings import MonitorSettings
 

@@ -96,7 +96,9 @@ VERBS: dict[str, dict[str, str]] = {
 _OURS = dict.fromkeys(name for section in VERBS.values() for name in section)
 MODULES = {
     "start": ("demo", "check-host", "examples", "completion", "version", "help"),
-    "programs": ("up", "node", "controller", "permit-proxy", "guest-monitor"),
+    "hosts": ("up", "node"),
+    "controllers": ("controller", "permit-proxy"),
+    "guest": ("guest-monitor",),
     "manifests": ("validate", "solve", "apply", "delete", "explain", "capacity", "discover", "dra"),
     "objects": ("get", "describe", "top", "usage", "wait"),
     "machines": ("start", "stop", "restart", "pause", "resume", "scale", "migrate"),

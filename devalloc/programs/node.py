@@ -7,112 +7,41 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from devalloc.controller.host_inventory import DiscoverFunction, machines_with_disk, with_host_pool
 from devalloc.program import Control, Loop, Program, ProgressDisplay
-from devalloc.programs.inventory_options import InventoryOptions
-from devalloc.programs.node_options import PluginOptions, check_published, node_settings
+from devalloc.programs import node_parts as on
+from devalloc.programs.node_options import check_published, node_settings
+from devalloc.programs.options import KUBELET_APIS, NodeOptions
 from devalloc.programs.settings import (
-    HOST_CAPACITY,
-    IN_CLUSTER,
-    OTLP_ENDPOINT,
-    RESYNC,
-    STORE,
     store_path,
 )
+from devalloc.programs.store_loops import show_published
+from devalloc.service_manager import Heartbeat, ServiceManager
 from devalloc.settings import (
-    EXISTING_FILE,
-    FOLDER,
     BadSetting,
-    OneOf,
-    declared,
     given_options,
-    group,
-    setting,
 )
+from devalloc.store import Store
+from devalloc.store.kubernetes import Client
+from devalloc.store.kubernetes.store import KubernetesStore
+from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.agent.settings import OF_PERMIT_SERVER
+from devalloc_node.daemon import Publisher, daemon
+from devalloc_node.host import lock_folder
+from devalloc_node.host.boundary import Host
+from devalloc_node.host.lock_folder import PublishMode
+from devalloc_node.kube.node_lease import NodeLease
+from devalloc_node.kube.watch_selection import OwnObjects
+from devalloc_node.node import Node, open_node
+from devalloc_node.settings import VERSIONS, KubeletSettings
 
 if TYPE_CHECKING:
-    from devalloc.controller.host_inventory import DiscoverFunction
-    from devalloc.store import Store
-    from devalloc.store.kubernetes import Client
     from devalloc_machines.part import MachineSettings
-    from devalloc_node.daemon import Publisher
-    from devalloc_node.host.boundary import Host
-    from devalloc_node.host.lock_folder import PublishMode
-    from devalloc_node.node import Node
-    from devalloc_node.settings import KubeletSettings
 
-_APIS = ("v1", "v1beta1")
 _LEASE_SECONDS = 3.0
 """How long the API server may take to write that this plugin runs, or has ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
-    """The node plugin as a process of its own, for a store or a cluster."""
-
-    store: Path | None = declared(STORE)
-    inventory: InventoryOptions = group(InventoryOptions)
-    plugin: PluginOptions = group(PluginOptions)
-    host_capacity: bool = declared(HOST_CAPACITY)
-    otlp_endpoint: str | None = declared(OTLP_ENDPOINT)
-    kubeconfig: Path | None = setting(
-        "Work for this cluster instead of a store.",
-        type=EXISTING_FILE,
-        metavar="PATH",
-        env="DEVALLOC_KUBECONFIG",
-        usual=True,
-    )
-    in_cluster: bool = declared(IN_CLUSTER)
-    publish: Literal["slices", "pools"] | None = setting(
-        "How to publish this node's devices to a cluster: as ResourceSlices, for the ResourceClaims of pods (the "
-        "default), or as DevicePools, for DeviceClaims and VirtualMachines; never both.",
-        type=OneOf(["slices", "pools"]),
-        env="DEVALLOC_PUBLISH",
-    )
-    kubelet_dir: Path = setting(
-        "The kubelet's --root-dir.", type=FOLDER, default=Path("/var/lib/kubelet"), metavar="DIR"
-    )
-    kubelet_api: tuple[str, ...] = setting(
-        "Version of DRAPlugin to serve. Repeatable.", type=OneOf(_APIS), default=(), unset="all"
-    )
-    driver_name: str = setting(
-        "The driver name, device.driver in DeviceClasses.", default="devalloc.io", metavar="NAME"
-    )
-    allocator: Literal["kubernetes", "devalloc"] = setting(
-        "Which program allocates this node's devices in a cluster: kube-scheduler, or devalloc's controller for claims "
-        "with the label devalloc.io/allocator: devalloc.",
-        type=OneOf(["kubernetes", "devalloc"]),
-        default="kubernetes",
-        env="DEVALLOC_ALLOCATOR",
-    )
-    pod_uid: str | None = setting(
-        "UID of this pod, so that the old and the new pod of a rolling update can serve side by side.",
-        metavar="UID",
-        env="POD_UID",
-    )
-    namespace: str = setting(
-        "Namespace in which the cluster's controller publishes the address of its permit server.",
-        default="devalloc-system",
-        metavar="NAME",
-        env="POD_NAMESPACE",
-    )
-    resync: float = declared(RESYNC)
-
-    @property
-    def is_cluster(self) -> bool:
-        return self.kubeconfig is not None or self.in_cluster
-
-    @property
-    def has_slices(self) -> bool:
-        """Whether it serves the ResourceClaims of pods."""
-        return self.is_cluster and self.publish != "pools"
-
-    @property
-    def asks_controller(self) -> bool:
-        """Whether the cluster's controller names the permit server."""
-        return self.is_cluster and self.plugin.scaling.enabled and self.plugin.scaling.permits is None
 
 
 def node(
@@ -127,11 +56,6 @@ def node(
     ``client``: of the cluster, if it works for one. ``note``: gets warnings about options. Raises BadSetting,
     CapacityError, NodeError, StoreError, and ValueError where others wrote what cannot be.
     """
-    from devalloc.programs import node_parts as on
-    from devalloc.service_manager import Heartbeat, ServiceManager
-    from devalloc_node.daemon import daemon
-    from devalloc_node.host import lock_folder
-
     _check(options)
     settings = _settings(options, store_path(options.store), note)
     dry_run = options.plugin.dry_run
@@ -166,9 +90,6 @@ class _Wiring:
 
     def slices(self) -> Wired:
         """For the ResourceClaims of pods."""
-        from devalloc.programs import node_parts as on
-        from devalloc_node.node import open_node
-
         client, driver, name = self.client, self.options.driver_name, self.settings.node_name
         assert client is not None
         self.display.say(f"node {name}, claims of the cluster; Ctrl-C stops")
@@ -179,10 +100,6 @@ class _Wiring:
 
     def pools(self) -> Wired:
         """For the DeviceClaims and VirtualMachines of a store or a cluster."""
-        from devalloc.controller.host_inventory import machines_with_disk, with_host_pool
-        from devalloc.programs import node_parts as on
-        from devalloc_node.node import open_node
-
         options, settings, client, name = self.options, self.settings, self.client, self.settings.node_name
         dry_run = options.plugin.dry_run
         pools, place, loops = self._store()
@@ -200,7 +117,7 @@ class _Wiring:
             pools,
             plugin,
             look,
-            partial(on.show_published, self.display),
+            partial(show_published, self.display),
             place=place,
             owner=lambda: None if client is None else on.node_reference(client, name),
         )
@@ -213,12 +130,6 @@ class _Wiring:
 
     def _store(self) -> tuple[Store, Path, list[Loop]]:
         """Where claims and machines are, the path of locks on it, and the loops that it needs."""
-        from devalloc.programs import node_parts as on
-        from devalloc.store.kubernetes.store import KubernetesStore
-        from devalloc.store.sqlite import SQLiteStore
-        from devalloc_node.kube.node_lease import NodeLease
-        from devalloc_node.kube.watch_selection import OwnObjects
-
         client, name, namespace = self.client, self.settings.node_name, self.options.namespace
         if client is None:
             path = store_path(self.options.store)
@@ -235,8 +146,6 @@ class _Wiring:
         return pools, self.settings.state / "pools", loops
 
     def _look(self, plugin: Node) -> DiscoverFunction:
-        from devalloc.programs import node_parts as on
-
         if self.client is None or self.options.plugin.dry_run:  # a dry run may run beside the node's real plugin
             return plugin.inventory.discover
         return on.withdraw_other_dialect(self.client, self.options.driver_name, plugin)
@@ -270,8 +179,6 @@ def _settings(options: NodeOptions, store: Path, note: Callable[[str], None]) ->
 
 
 def _kubelet(options: NodeOptions) -> KubeletSettings:
-    from devalloc_node.settings import VERSIONS, KubeletSettings
-
-    left_out = {f"{api}.DRAPlugin" for api in _APIS if options.kubelet_api and api not in options.kubelet_api}
+    left_out = {f"{api}.DRAPlugin" for api in KUBELET_APIS if options.kubelet_api and api not in options.kubelet_api}
     versions = tuple(version for version in VERSIONS if version not in left_out)
     return KubeletSettings(options.kubelet_dir.absolute(), options.driver_name, options.pod_uid or None, versions)

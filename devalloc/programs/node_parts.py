@@ -13,23 +13,42 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from devalloc.controller.host_inventory import HostInventory, InventorySource
+from devalloc.controller.pool_publisher import PublishLock, PublishResult, StillNamed, withdraw_previous_name
+from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.device_users import visibility_problem
+from devalloc.inventory.discover import Discovery
+from devalloc.inventory.watch import UdevSource
+from devalloc.program import Loop
+from devalloc.programs.permit_endpoint import published_endpoint
+from devalloc.store import NotFound, Store, StoreError, StoreLocked
+from devalloc.store.kubernetes import KubernetesStore
+from devalloc.store.kubernetes.api_error import ApiError
+from devalloc.store.kubernetes.client import Client, path_segment
+from devalloc.store.nodes import fence_statement, has_nodes
+from devalloc_machines.agent.permit_client import ClusterEndpoint, PermitEndpoint
+from devalloc_machines.part import MachineSettings, MachineSource, machines_of
 from devalloc_machines.qemu.settings import MachineConfig
+from devalloc_machines.vms import LoopSettings, MachineControls, MigrationLoop, VirtualMachineLoop
+from devalloc_machines.vms.fencing import has_machine, settle, settle_previous_name
+from devalloc_machines.vms.status import permitted_on
+from devalloc_neon.informant_client import informant_channel
+from devalloc_node.claims.journal_content import grant_of
+from devalloc_node.claims.store_grants import KIND, StoreGrants
+from devalloc_node.daemon import Publisher
 from devalloc_node.errors import Denied, Failed
-
-if TYPE_CHECKING:
-    from devalloc.controller.pool_publisher import PublishResult
-    from devalloc.inventory.config import DeviceRecords
-    from devalloc.inventory.discover import Discovery
-    from devalloc.program import Loop, ProgressDisplay
-    from devalloc.store import Store
-    from devalloc.store.kubernetes.client import Client
-    from devalloc_machines.agent.permit_client import PermitEndpoint
-    from devalloc_machines.part import MachineSettings
-    from devalloc_node.daemon import Publisher
-    from devalloc_node.host.boundary import Host
-    from devalloc_node.node import ClaimSource, Node
+from devalloc_node.health.conditions import ClaimConditions
+from devalloc_node.host.boundary import DryRun, Host
+from devalloc_node.host.files import Files
+from devalloc_node.host.linux import LinuxHost
+from devalloc_node.kube.claim_status import ResourceClaimStatuses
+from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
+from devalloc_node.kube.label_change import OF_POOLS, OF_SLICES, POOLS, DialectMigration, warn_of_previous_name
+from devalloc_node.kube.publisher import SLICES, NodeSlices, PoolNames
+from devalloc_node.node import RENAME_ADVICE, ClaimSource, Node
+from devalloc_node.operations.change_feed import machine_change
 
 Say = Callable[[str], None]
 _REJOIN_ADVICE = "Register this host as Node {node} again. If that Node will not come back, "
@@ -43,11 +62,6 @@ _DELETE_ADVICE = f"{_REJOIN_ADVICE}delete these claims and their pods"
 
 def make_host(settings: MachineSettings, *, dry_run: bool, say: Say) -> Host:
     """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
-    from devalloc.inventory.device_users import visibility_problem
-    from devalloc_node.host.boundary import DryRun
-    from devalloc_node.host.files import Files
-    from devalloc_node.host.linux import LinuxHost
-
     host = LinuxHost(Files(settings.written), settings.root, settings.bindings.device_kinds)
     if os.geteuid() != 0:
         say("not root: the kernel will refuse to bind, create and reset devices; start it as root to prepare claims")
@@ -87,14 +101,6 @@ def _has_address(address: str) -> bool:
 
 def store_source(store: Store, node_name: str) -> ClaimSource:
     """The DeviceClaims of a store, for the plugin."""
-    from devalloc.store import NotFound, StoreError
-    from devalloc.store.nodes import fence_statement, has_nodes
-    from devalloc_machines.part import MachineSource
-    from devalloc_machines.vms.fencing import has_machine, settle, settle_previous_name
-    from devalloc_machines.vms.status import permitted_on
-    from devalloc_node.claims.store_grants import KIND, StoreGrants
-    from devalloc_node.health.conditions import ClaimConditions
-    from devalloc_node.node import RENAME_ADVICE
 
     def uid_of(namespace: str, name: str) -> str | None:
         try:
@@ -132,14 +138,6 @@ def store_publishing(
     """Publish what ``look`` finds on the node as DevicePools of the store. ``place``: a path beside which the locks are
     that processes of this host use to take turns. ``owner``: an owner reference for the pools. Raises Denied
     (``NodeServed``) if the plugin of this node runs already."""
-    from devalloc.controller.host_inventory import HostInventory, InventorySource
-    from devalloc.controller.pool_publisher import PublishLock
-    from devalloc.inventory.watch import UdevSource
-    from devalloc.store import StoreLocked
-    from devalloc.store.kubernetes import KubernetesStore
-    from devalloc_node.daemon import Publisher
-    from devalloc_node.kube.label_change import POOLS, warn_of_previous_name
-
     settings = node.settings
     if is_cluster := isinstance(store, KubernetesStore):
         withdraw = partial(warn_of_previous_name, store.client, POOLS)
@@ -164,19 +162,10 @@ def store_publishing(
         yield Publisher((host.watch, host.repair), host.rescan, withdraw)
 
 
-def show_published(display: ProgressDisplay, done: PublishResult) -> None:
-    """Report changes of the pools, if there are any: they are compared after every change of a claim or machine."""
-    if done.changed:
-        display.say(f"pools: {done}")
-
-
 def _withdraw_pools(
     store: Store, place: Path, name: str, on_published: Callable[[PublishResult], None], previous: str
 ) -> None:
     """Delete the pools of this node's previous name. Raises Denied where they are in use, and Failed."""
-    from devalloc.controller.pool_publisher import PublishResult, StillNamed, withdraw_previous_name
-    from devalloc.store import StoreError
-
     try:
         withdrawn = withdraw_previous_name(store, place, name, previous)
     except StillNamed as error:
@@ -189,9 +178,6 @@ def _withdraw_pools(
 
 def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
     """An owner reference to the Node, so that its objects are deleted with it; None if there is no Node."""
-    from devalloc.store.kubernetes.api_error import ApiError
-    from devalloc.store.kubernetes.client import path_segment
-
     try:
         uid = client.get(f"/api/v1/nodes/{path_segment(node_name)}")["metadata"]["uid"]
     except ApiError as error:
@@ -206,9 +192,6 @@ def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
 def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
     """The permit server of a cluster's controller: a ConfigMap of its namespace has the address; requests carry this
     node's token for the API server."""
-    from devalloc.programs.permit_endpoint import published_endpoint
-    from devalloc_machines.agent.permit_client import ClusterEndpoint
-
     return ClusterEndpoint(published_endpoint(client, namespace))
 
 
@@ -220,17 +203,12 @@ def store_machines(
     ``not_ours``: set while another process listens on the port of our own permit server. It may have other accounts,
     so the agent does not ask it.
     """
-    from devalloc_machines.part import machines_of
-    from devalloc_machines.vms import LoopSettings, MachineControls, MigrationLoop, VirtualMachineLoop
-    from devalloc_node.operations.change_feed import machine_change
-
     part = machines_of(node)
     operations, scaling, runner_networks = part.operations, part.settings.scaling, part.settings.runners
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
     scalers = None
     if scaling is not None:
         from devalloc_machines.agent.agent_thread import AgentThread, ChannelFactory
-        from devalloc_neon.informant_client import informant_channel
 
         may_ask, protocols = (lambda: not_ours is None or not not_ours.is_set()), {"informant": informant_channel}
         scalers = AgentThread(
@@ -273,11 +251,6 @@ def store_machines(
 
 def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
     """The ResourceClaims of a cluster, for the plugin."""
-    from devalloc.store.kubernetes.api_error import ApiError
-    from devalloc.store.kubernetes.client import path_segment
-    from devalloc_node.kube.claim_status import ResourceClaimStatuses
-    from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
-    from devalloc_node.node import ClaimSource
 
     def uid_of(namespace: str, name: str) -> str | None:
         try:
@@ -295,8 +268,6 @@ def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
 
 def withdraw_other_dialect(client: Client, driver: str, node: Node) -> Callable[[DeviceRecords], Discovery]:
     """A look at the node's devices that first withdraws what the node published in the other dialect (T1)."""
-    from devalloc_node.claims.journal_content import grant_of
-    from devalloc_node.kube.label_change import OF_POOLS, OF_SLICES, DialectMigration
 
     def recorded() -> Mapping[str, str]:
         others = [record for record in node.journal.claims() if record.kind != node.source.kind]
@@ -314,12 +285,6 @@ def cluster_publishing(
     client: Client, driver: str, node: Node, look: Callable[[DeviceRecords], Discovery]
 ) -> Iterator[Publisher]:
     """Publish what ``look`` finds on the node as ResourceSlices of the cluster."""
-    from devalloc.inventory.config import DeviceRecords
-    from devalloc.inventory.watch import UdevSource
-    from devalloc_node.daemon import Publisher
-    from devalloc_node.kube.label_change import warn_of_previous_name
-    from devalloc_node.kube.publisher import SLICES, NodeSlices, PoolNames
-
     name, resync = node.settings.node_name, node.settings.resync
     with closing(UdevSource()) as events:
         slices = NodeSlices(
@@ -344,7 +309,6 @@ def store_loops(
     """All loops of the plugin for the VirtualMachines of a store. ``alone``: no other process runs such loops on the
     store; ``endpoint``: the permit server that replaces the one of the settings."""
     from devalloc.programs.node_permits import store_permits
-    from devalloc_machines.part import machines_of
 
     not_ours = threading.Event()
     loops = store_machines(store, node, not_ours, endpoint)

@@ -10,19 +10,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from devalloc.inventory.capacity import discover_capacity
+from devalloc.machines.permits import Host, PermitServer, PermitServices, Settings
+from devalloc.machines.permits import Host as Limits
+from devalloc.machines.permits.doors import ServerAddresses
+from devalloc.machines.permits.hosts import FrozenHosts
+from devalloc.machines.permits.leadership import new_holder, permits_lease
+from devalloc.machines.permits.metrics import TYPE
+from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.program import Loop
+from devalloc.scaling.resources import Resources
+from devalloc.store import Store, Unavailable
 from devalloc.worker import until_set
+from devalloc_machines.agent.agent import page_served
+from devalloc_machines.part import machines_of
+from devalloc_neon.billing import billing
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-
-if TYPE_CHECKING:
-    from devalloc.machines.permits import Host as Limits
-    from devalloc.machines.permits import PermitServer
-    from devalloc.machines.permits.hosts import FrozenHosts
-    from devalloc.store import Store
-    from devalloc_node.node import Node
+from devalloc_node.net.http import JSON, HttpRequest, HttpResponse
+from devalloc_node.node import Node
 
 Say = Callable[[str], None]
 CAPACITY_CACHE_SECONDS = 10.0
@@ -33,12 +40,6 @@ MACHINE_START_SECONDS = 5.0
 
 def frozen_hosts(node: Node) -> FrozenHosts:
     """This host's capacity, and the usage of machines without a VirtualMachine; inside, no machine can start."""
-    from devalloc.inventory.capacity import discover_capacity
-    from devalloc.machines.permits import Host
-    from devalloc.scaling.resources import Resources
-    from devalloc.store import Unavailable
-    from devalloc_machines.part import machines_of
-
     part = machines_of(node)
     limit, looked = Resources(0, 0), -CAPACITY_CACHE_SECONDS
 
@@ -65,13 +66,6 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
     If another process uses the port, it waits and retries, because the rest of the plugin does not need it;
     ``not_ours`` is set meanwhile.
     """
-    from devalloc.machines.permits import PermitServer, PermitServices, Settings
-    from devalloc.machines.permits.doors import ServerAddresses
-    from devalloc.machines.permits.leadership import new_holder, permits_lease
-    from devalloc.machines.permits.store_migrator import MovableMachines, StoreMigrator
-    from devalloc_machines.part import machines_of
-    from devalloc_neon.billing import billing
-
     still = frozen_hosts(node)
 
     def hosts() -> Mapping[str, Limits]:
@@ -135,9 +129,6 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
 @contextmanager
 def _serve_ledgers(server: PermitServer, at: Path | None, stop: threading.Event) -> Iterator[None]:
     """While inside, until ``stop`` is set, serve state and metrics at a unix socket that only this user can open."""
-    from devalloc.machines.permits.metrics import TYPE
-    from devalloc_machines.agent.agent import page_served
-    from devalloc_node.net.http import JSON, HttpRequest, HttpResponse
 
     async def respond(request: HttpRequest) -> HttpResponse:
         if request.method not in ("GET", "HEAD"):

@@ -6,39 +6,28 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from devalloc.backoff import Backoff
+from devalloc.inventory.config import DeviceRecords
 from devalloc.program import ProgramFailed
+from devalloc.programs import node_parts as on
+from devalloc.store import StoreError
+from devalloc.store.sqlite import SQLiteStore
 from devalloc.worker import DONE, repeat, when_set
+from devalloc_machines.part import MachineSettings
+from devalloc_node.claims.cleanup import check_existence
+from devalloc_node.claims.journal_content import inventory_facts
+from devalloc_node.claims.store_grants import KIND, StoreGrants
 from devalloc_node.errors import NodeError
-
-if TYPE_CHECKING:
-    from devalloc.inventory.config import DeviceRecords
-    from devalloc_machines.part import MachineSettings
-    from devalloc_node.node import Node
+from devalloc_node.journal import open_journal
+from devalloc_node.journal.sqlite import FILE, NODE_NAME
+from devalloc_node.node import Node
 
 log = logging.getLogger(__name__)
 
-REQUIRED_PACKAGES = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
-"""Packages that only the node plugin needs, not the rest of ``devalloc up``."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
 """Seconds before another try after a failed start, doubled after each failure; and the maximum."""
-
-
-def missing_requirement() -> str | None:
-    """Why it cannot run in this process; None if it can."""
-    absent = [name for name in REQUIRED_PACKAGES if not _is_there(name)]
-    return f"missing packages: {', '.join(absent)}; pip install 'devalloc[node]'" if absent else None
-
-
-def _is_there(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent package is missing
-        return False
 
 
 class PluginThread:
@@ -79,9 +68,6 @@ class PluginThread:
 
     def initial_records(self) -> DeviceRecords:
         """What its journal knows about the devices, before it runs: reading the journal is faster than loading it."""
-        from devalloc.inventory.config import DeviceRecords
-        from devalloc.store import StoreError
-
         try:
             return _recorded(self._state, self._store, self._node_name)
         except StoreError as error:  # the plugin reports the error, and may create a new journal
@@ -124,8 +110,6 @@ class PluginThread:
         self._print(text)
 
     def _serve(self, stop: threading.Event) -> None:
-        from devalloc.programs import node_parts as on
-        from devalloc.store.sqlite import SQLiteStore
         from devalloc_node.daemon import Publisher, run_daemon
         from devalloc_node.node import open_node
 
@@ -148,10 +132,6 @@ class PluginThread:
 
 def previous_name(state: Path) -> str | None:
     """The name under which the plugin with this state folder last served; None: none has, or that cannot be read."""
-    from devalloc.store import StoreError
-    from devalloc_node.journal import open_journal
-    from devalloc_node.journal.sqlite import FILE, NODE_NAME
-
     if not (state / FILE).exists():
         return None
     try:
@@ -163,14 +143,6 @@ def previous_name(state: Path) -> str | None:
 
 
 def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
-    from devalloc.inventory.config import DeviceRecords
-    from devalloc.store.sqlite import SQLiteStore
-    from devalloc_node.claims.cleanup import check_existence
-    from devalloc_node.claims.journal_content import inventory_facts
-    from devalloc_node.claims.store_grants import KIND, StoreGrants
-    from devalloc_node.journal import open_journal
-    from devalloc_node.journal.sqlite import FILE
-
     if not (state / FILE).exists():
         return DeviceRecords()
     with closing(open_journal(state)) as journal, closing(SQLiteStore(store)) as objects:

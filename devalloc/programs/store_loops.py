@@ -33,7 +33,7 @@ from devalloc.machines.migration_cleanup import MigrationCleanup
 from devalloc.machines.replica_sets import KIND as REPLICA_SET_KIND
 from devalloc.machines.replica_sets import ReplicaSets
 from devalloc.machines.schedule.requester import requesters
-from devalloc.program import Loop, Program
+from devalloc.program import Loop, Program, ProgressDisplay
 from devalloc.service_manager import Round
 from devalloc.store import Key, Store, Unavailable, Unusable
 from devalloc.store.paths import hold_store
@@ -187,3 +187,9 @@ def _start_after(ready: threading.Event, loop: Loop) -> Loop:
         loop(stop)
 
     return run
+
+
+def show_published(display: ProgressDisplay, done: PublishResult) -> None:
+    """Report changes of the pools, if there are any: they are compared after every change of a claim or machine."""
+    if done.changed:
+        display.say(f"pools: {done}")

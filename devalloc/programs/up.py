@@ -4,67 +4,40 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from devalloc.controller.settings import MigrationLimits
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.controller.host_inventory import DiscoverFunction, InventorySource, machines_with_disk, with_host_pool
+from devalloc.controller.reconcile.device_claims import DeviceClaimRound
+from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.discover import Discovery, discover
 from devalloc.program import Program, ProgramFailed, ProgressDisplay
-from devalloc.programs.inventory_options import InventoryOptions
-from devalloc.programs.node_options import PluginOptions, check_published, node_settings
+from devalloc.programs.machine_log import MachineLog
+from devalloc.programs.node_options import check_published, node_settings
+from devalloc.programs.options import UpOptions
 from devalloc.programs.settings import (
-    BATCH_DEADLINE,
-    CEL_CHECK,
-    HOST_CAPACITY,
-    OTLP_ENDPOINT,
-    PAGE,
-    PLACEMENT,
-    RESYNC,
-    STORE,
     node_state_folder,
     store_path,
 )
-from devalloc.settings import BadSetting, declared, group, setting
+from devalloc.programs.store_loops import StoreProgress, show_published, store_program
+from devalloc.service_manager import Heartbeat, Round, ServiceManager
+from devalloc.settings import BadSetting
+from devalloc.store import Key
+from devalloc.store.paths import check_not_held, prepare_folder
+from devalloc.store.sqlite import SQLiteStore
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc.controller.host_inventory import DiscoverFunction
-    from devalloc.controller.reconcile.device_claims import DeviceClaimRound
-    from devalloc.inventory.config import DeviceRecords
-    from devalloc.inventory.discover import Discovery
+if TYPE_CHECKING:  # it needs those
     from devalloc.programs.plugin_thread import PluginThread
-    from devalloc.programs.store_loops import StoreProgress
-    from devalloc.service_manager import Heartbeat, Round
-    from devalloc.store import Key
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
-    """Everything on one machine."""
-
-    store: Path | None = declared(STORE)
-    inventory: InventoryOptions = group(InventoryOptions)
-    no_inventory: bool = setting("Only allocate claims; do not publish this host's devices.", default=False, usual=True)
-    resync: float = declared(RESYNC)
-    placement: str = declared(PLACEMENT)
-    cel_check: str = declared(CEL_CHECK)
-    deadline: float = declared(BATCH_DEADLINE)
-    with_node: bool | None = setting(
-        "Also run the node plugin, which binds devices and runs machines.",
-        flag="--node/--no-node",
-        unset="if it can run: as root or with options of it, with its packages, on this machine's own devices",
-        usual=True,
-    )
-    page: tuple[str, int] | None = declared(PAGE)
-    plugin: PluginOptions = group(PluginOptions)
-    migrations: MigrationLimits = group(MigrationLimits)
-    host_capacity: bool = declared(HOST_CAPACITY)
-    otlp_endpoint: str | None = declared(OTLP_ENDPOINT)
+REQUIRED_PACKAGES = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
+"""Packages that only the node plugin needs, not the rest of ``devalloc up``."""
 
 
 def up(
@@ -78,15 +51,6 @@ def up(
     ``note``: gets warnings about options. ``given``: the options of the node plugin that were given; True: also those
     that variables turn on. Raises BadSetting, CapacityError, ProgramFailed, and as ``store_program``.
     """
-    from devalloc.controller.host_inventory import InventorySource, machines_with_disk, with_host_pool
-    from devalloc.controller.reconcile.loop import AllocatorSettings
-    from devalloc.programs.machine_log import MachineLog
-    from devalloc.programs.node_parts import show_published
-    from devalloc.programs.plugin_thread import PluginThread, previous_name
-    from devalloc.programs.store_loops import StoreProgress, store_program
-    from devalloc.store.paths import check_not_held, prepare_folder
-    from devalloc.store.sqlite import SQLiteStore
-
     inventory, root = options.inventory, options.inventory.sysfs_root
     name, path = inventory.node, store_path(options.store)
     state = node_state_folder(options.plugin.state, path)
@@ -110,16 +74,18 @@ def up(
         partial(_show_granted, display),
     )
     plugin: PluginThread | None = None
+    previous: str | None = None
     if runs_node:
+        from devalloc.programs.plugin_thread import PluginThread, previous_name
+
         settings = partial(
             node_settings, inventory, plugin_options, options.resync, migrations=options.migrations, note=note
         )
         settings()  # reports invalid options before anything starts
+        previous = previous_name(state)
         plugin = PluginThread(path, state, name, settings, rescan=lambda: progress.rescan(), say=display.say)
 
     def look(records: DeviceRecords) -> Discovery:
-        from devalloc.inventory.discover import discover
-
         if plugin is not None and plugin.node is not None:
             return plugin.node.inventory.discover(records)
         more = records if plugin is None else replace(plugin.initial_records(), held=records.held)
@@ -148,7 +114,7 @@ def up(
         name,
         looked,
         with_plugin=runs_node and not plugin_options.dry_run,
-        previous_name=previous_name(state) if runs_node else None,
+        previous_name=previous,
     )
     program = store_program(
         path,
@@ -175,7 +141,6 @@ def up(
 
 def _heartbeat(progress: StoreProgress, plugin: PluginThread | None) -> Heartbeat:
     """What systemd hears: it is ready when devices are published and the plugin, if any, serves."""
-    from devalloc.service_manager import Heartbeat, ServiceManager
 
     def rounds() -> Iterator[Round]:
         yield from progress.rounds
@@ -194,14 +159,12 @@ def _looks_elsewhere(options: UpOptions) -> bool:
 
 def _wants_node(options: UpOptions, display: ProgressDisplay, given: Callable[[bool], Sequence[str]]) -> bool:
     """Whether to run the node plugin here; reports why not if that is not obvious."""
-    from devalloc.programs.plugin_thread import missing_requirement
-
     requested = options.with_node
     if requested is False or (requested is None and _looks_elsewhere(options)):
         return False
     if requested and options.no_inventory:
         raise BadSetting("--node", "needs the inventory; leave out --no-inventory, or run `devalloc node` separately")
-    why = missing_requirement()
+    why = _missing_requirement()
     if requested:
         if why is not None:
             raise ProgramFailed(f"the node plugin cannot run here: {why}")
@@ -223,3 +186,16 @@ def _show_round(display: ProgressDisplay, done: DeviceClaimRound) -> None:
     for key in done.granted:
         display.say(f"{key} {'placed' if key.kind == 'VirtualMachine' else 'allocated'}")
     display.state(done.in_words)
+
+
+def _missing_requirement() -> str | None:
+    """Why it cannot run in this process; None if it can."""
+    absent = [name for name in REQUIRED_PACKAGES if not _is_there(name)]
+    return f"missing packages: {', '.join(absent)}; pip install 'devalloc[node]'" if absent else None
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent package is missing
+        return False

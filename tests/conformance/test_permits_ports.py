@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from devalloc.machines import permits
 from devalloc.machines.permits import Settings, doors, server
 from devalloc.machines.permits.leadership import new_holder, permits_lease
 from devalloc.programs import node_permits
@@ -79,7 +78,9 @@ def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monke
 
 def test_the_server_gets_the_time_limit_of_migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
-    monkeypatch.setattr(permits, "PermitServer", lambda services: limits.append(services.settings.migration_seconds))
+    monkeypatch.setattr(
+        node_permits, "PermitServer", lambda services: limits.append(services.settings.migration_seconds)
+    )
     scaling = ScalingSettings(serves=True, migration_seconds=7200.0)
     node = node_without_machines(tmp_path, scaling)
     with closing(SQLiteStore(tmp_path / "store.db")) as store:

@@ -10,7 +10,7 @@ from devalloc.cli.terminal import print_note
 from devalloc.inventory.capacity import CapacityError
 from devalloc.program import Control, abandon_hung_threads, run
 from devalloc.programs import node as program
-from devalloc.programs.node import NodeOptions
+from devalloc.programs.options import NodeOptions
 from devalloc_node.errors import NodeError
 
 

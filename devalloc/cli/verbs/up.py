@@ -12,8 +12,8 @@ from devalloc.cli.terminal import print_note
 from devalloc.program import Control, abandon_hung_threads, run
 from devalloc.programs import up as program
 from devalloc.programs.node_options import PluginOptions
+from devalloc.programs.options import UpOptions
 from devalloc.programs.settings import HOST_CAPACITY
-from devalloc.programs.up import UpOptions
 from devalloc.settings import settings_of
 
 _NODE_SWITCHES = ("enforce_capacity", "host_capacity", "scaling", "warm")

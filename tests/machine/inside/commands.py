@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-_OPTIONS = ("programs", "manifests", "maintenance", "objects", "vm")
+_OPTIONS = ("hosts", "manifests", "maintenance", "objects", "vm")
 _VERBS = ("up", "apply", "capacity", "cordon", "discover", "get", "vm", "vm_create", "wait")
 """Modules of verbs: ``delete`` is in ``apply``, ``release`` in ``cordon``."""
 LOADED = (

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from devalloc.cli.command import BadInput, CommandFailed
-from devalloc.cli.options.programs import controller, permit_proxy
+from devalloc.cli.options.controllers import controller, permit_proxy
 from devalloc.programs.controller_settings import ControllerSettings
 from devalloc.scaling.permits.arithmetic import PermitsArithmetic
 from devalloc.scaling.resources import Resources

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from devalloc.cli.command import CommandFailed, verb
 from devalloc.cli.render.output import open_display
 from devalloc.controller.pool_publisher import PublishResult
-from devalloc.programs.node_parts import show_published
+from devalloc.programs.store_loops import show_published
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from devalloc.cli.verbs import up
-from devalloc.controller import host_inventory
 from devalloc.program import Program, ProgramFailed
-from devalloc.programs import plugin_thread, store_loops
+from devalloc.programs import plugin_thread
 from devalloc.programs import up as program
 from devalloc.programs.plugin_thread import PluginThread
 from devalloc.store import Unavailable
@@ -36,7 +35,7 @@ def node_of(folder: Path, *, say: Callable[[str], None] = pytest.fail) -> Plugin
 
 def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command end when its program is put together."""
-    monkeypatch.setattr(store_loops, "store_program", lambda *_, **__: Program(loops=[]))
+    monkeypatch.setattr(program, "store_program", lambda *_, **__: Program(loops=[]))
     monkeypatch.setattr(up, "run", lambda made, control: None)
 
 
@@ -48,7 +47,7 @@ def running(plugin: PluginThread) -> tuple[threading.Event, threading.Thread]:
 
 
 def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Shell) -> None:
-    monkeypatch.setattr(plugin_thread, "REQUIRED_PACKAGES", ("click", "no_such_package", "no.such"))
+    monkeypatch.setattr(program, "REQUIRED_PACKAGES", ("click", "no_such_package", "no.such"))
     refused = devalloc("up", "--node")
     assert refused.code == 1
     assert "cannot run here: missing packages: no_such_package, no.such; pip install 'devalloc[node]'" in refused.err
@@ -94,7 +93,7 @@ def test_without_the_plugin_options_without_effect_are_named_and_publish_nothing
 ) -> None:
     without_loops(monkeypatch)
     what = "a pool for machines that no plugin runs"
-    monkeypatch.setattr(host_inventory, "with_host_pool", lambda *_: pytest.fail(what))
+    monkeypatch.setattr(program, "with_host_pool", lambda *_: pytest.fail(what))
     monkeypatch.setenv("DEVALLOC_ENFORCE_CAPACITY", "1")
     monkeypatch.setenv("DEVALLOC_DATA_DIR", str(tmp_path))  # other verbs read it as well
     elsewhere = ("up", "--sysfs-root", str(tmp_path), "--kind", "gpu")

@@ -1,0 +1,31 @@
+"""Verbs that start the node plugin, which runs until it is stopped."""
+
+from __future__ import annotations
+
+from devalloc.cli.command import runs, verb
+from devalloc.cli.options.common import settings_options
+from devalloc.programs.options import NodeOptions, UpOptions
+
+
+@verb("up")
+@settings_options(UpOptions, "options")
+@runs("devalloc.cli.verbs.up")
+def up() -> None:
+    """Publish this host's devices, allocate claims, and run the node plugin, until Ctrl-C or SIGTERM.
+
+    Only one `devalloc up` can run on a store. You can kill it at any moment and start it again; machines keep running.
+    SIGHUP makes it check the devices at once. Exit code 0 after a clean stop.
+    """
+
+
+@verb("node")
+@settings_options(NodeOptions, "options")
+@runs("devalloc.cli.verbs.node")
+def node() -> None:
+    """Bind the devices of this host's claims and pass them to machines and pods, until Ctrl-C or SIGTERM.
+
+    Without a cluster it publishes DevicePools to the store and serves the store's DeviceClaims. With --kubeconfig or
+    --in-cluster it serves the ResourceClaims of pods, or with --publish pools the DeviceClaims and VirtualMachines of
+    the cluster. Prepared claims and machines stay as they are when it ends; you can kill it at any moment and start it
+    again. SIGHUP makes it check devices and claims at once. Exit code 0 after a clean stop.
+    """
