@@ -21,18 +21,36 @@ VERBS = "devalloc.verbs"
 _ANY = b"[devalloc."
 
 
-def installed(group: str) -> tuple[Any, ...]:
-    """Load what installed packages register in a group, in the order of its names."""
-    return tuple(each.load() for each in registered(group).values())
+class BadPackage(Exception):
+    """A package that adds to devalloc cannot be used. The message says why, and what to do."""
+
+    def __init__(self, names: str, why: str) -> None:
+        super().__init__(f"a package adds {names} to devalloc, but {why}; upgrade it or uninstall it")
 
 
-def registered(group: str) -> dict[str, EntryPoint]:
-    """What installed packages register in a group, by name and in that order."""
+def installed(group: str, of_type: type[Any] = object) -> tuple[Any, ...]:
+    """Load what installed packages register in a group, in the order of its names. Raises BadPackage."""
+    return tuple(load(each, of_type) for each in registered(group))
+
+
+def load(one: EntryPoint, of_type: type[Any]) -> Any:
+    """Load what an entry point names. Raises BadPackage, whatever the package raises."""
+    try:
+        value = one.load()
+    except Exception as error:
+        raise BadPackage(one.value, f"importing it fails: {type(error).__name__}: {error}") from error
+    if not isinstance(value, of_type):
+        raise BadPackage(one.value, f"it is no {of_type.__name__}")
+    return value
+
+
+def registered(group: str) -> list[EntryPoint]:
+    """What installed packages register in a group, in the order of its names."""
     if not any(map(_has_any, sys.path)):
-        return {}
+        return []
     from importlib.metadata import entry_points  # takes 15 ms, and as long again to read all packages
 
-    return {each.name: each for each in sorted(entry_points(group=group), key=lambda each: each.name)}
+    return sorted(entry_points(group=group), key=lambda each: (each.name, each.value))
 
 
 def _has_any(folder: str) -> bool:

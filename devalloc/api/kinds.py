@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from devalloc.api.api_kind import ApiKind
 from devalloc.api.meta import DEVALLOC, DEVMGMT
-from devalloc.plugins import KINDS, installed
+from devalloc.plugins import KINDS, BadPackage, installed
 
 
 def _kind(name: str, module: str, api_version: str, plural: str, *short: str, namespaced: bool = True) -> ApiKind:
@@ -27,10 +27,13 @@ API_KINDS: dict[str, ApiKind] = {
         _kind("VfioConfig", "device_class", DEVALLOC, "vfioconfigs"),
         _kind("VfConfig", "device_class", DEVALLOC, "vfconfigs"),
         _kind("VgpuConfig", "device_class", DEVALLOC, "vgpuconfigs"),
-        *installed(KINDS),
     )
 }
 """By kind, such as "DevicePool"; those of other packages are the last."""
+for _added in installed(KINDS, ApiKind):
+    if _added.kind in API_KINDS:
+        raise BadPackage(f"the kind {_added.kind} of {_added.api_version}", "there is such a kind already")
+    API_KINDS[_added.kind] = _added
 ALLOCATABLE_KINDS = ("DeviceClaim", "VirtualMachine")
 """Kinds of objects to which the controller allocates devices, or a node."""
 

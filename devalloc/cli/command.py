@@ -21,6 +21,7 @@ import click
 
 import devalloc.settings
 from devalloc.cli.terminal import print_lines, print_note
+from devalloc.plugins import BadPackage
 from devalloc.printable import printable, printable_lines
 from devalloc.program import ProgramFailed
 from devalloc.settings import BadSetting, summary_of, title_of
@@ -414,6 +415,8 @@ def _is_folder_parameter(param: click.Parameter) -> bool:
 
 def translate_error(error: Exception) -> click.ClickException:
     """The error as users see it."""
+    if isinstance(error, BadPackage):  # with which the modules below cannot be imported
+        return CommandFailed(str(error))
     from devalloc.inventory.capacity import CapacityError
     from devalloc.store.errors import Forbidden, Invalid, NotFound, StoreError, is_disk_full
 

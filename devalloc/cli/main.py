@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from devalloc import plugins
-from devalloc.cli.command import Verb, VerbGroup, help_all_option, shows_all, translate_error
+from devalloc.cli.command import CommandFailed, Verb, VerbGroup, help_all_option, shows_all, translate_error
 from devalloc.cli.terminal import print_line
 
 VERBS: dict[str, dict[str, str]] = {
@@ -185,20 +185,24 @@ class DevallocCommand(VerbGroup):
     other packages come after ours, and are looked for when there is no verb of ours with the name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_OURS, *(name for name in plugins.registered(plugins.VERBS) if name not in _OURS)]
+        return list(dict.fromkeys((*_OURS, *(each.name for each in plugins.registered(plugins.VERBS)))))
 
     def has_command(self, ctx: click.Context, name: str) -> bool:
-        return name in _OURS or name in plugins.registered(plugins.VERBS)
+        return name in _OURS or any(each.name == name for each in plugins.registered(plugins.VERBS))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         name = cmd_name.replace("-", "_")
+        command: click.Command
         if cmd_name in _OURS:
             command = getattr(importlib.import_module(f"devalloc.cli.options.{_MODULE_OF[cmd_name]}"), name)
-        elif (added := plugins.registered(plugins.VERBS).get(cmd_name)) is not None:
-            command = added.load()
         else:
-            return None
-        assert isinstance(command, click.Command)
+            added = [each for each in plugins.registered(plugins.VERBS) if each.name == cmd_name]
+            if not added:
+                return None
+            try:
+                command = plugins.load(added[0], click.Command)
+            except plugins.BadPackage as error:
+                return _unusable(cmd_name, error)
         _shorten_help(command, cmd_name)
         _add_variables(command, f"DEVALLOC_{name.upper()}")
         return command
@@ -258,6 +262,16 @@ class DevallocCommand(VerbGroup):
         many = [(title, names) for title, names in rest if len(names) >= _FEW]
         with formatter.section("More (--help-all says what they do)"):
             formatter.write_dl([(title, ", ".join(names)) for title, names in [*many, ("Other", few)]])
+
+
+def _unusable(name: str, error: plugins.BadPackage) -> click.Command:
+    """A verb that cannot be loaded: it fails when it is used, not each help that names it."""
+
+    def fail() -> None:
+        raise CommandFailed(str(error)) from error
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, context_settings=anything, callback=fail, help=f"Unusable: {error}.")
 
 
 class OutputClosed(Exception):
@@ -353,7 +367,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (OutputClosed, BrokenPipeError):
         return 141
-    except OSError as error:  # of what click prints itself, such as a help text on a full disk
+    except (OSError, plugins.BadPackage) as error:  # of what no verb has, such as a help text on a full disk
         failure = translate_error(error)
         failure.show()
         return failure.exit_code

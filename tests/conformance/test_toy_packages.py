@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.plugins import NODE_PARTS, installed
+from devalloc.plugins import NODE_PARTS, REQUESTERS, BadPackage, installed
 from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.node_options import PluginOptions, node_settings
 from devalloc.programs.node_parts import store_source
@@ -51,11 +51,11 @@ def bed() -> Iterator[Bed]:
             yield bed
 
 
-def register(folder: Path, entry_points: str) -> None:
+def register(folder: Path, entry_points: str, name: str = "toy") -> None:
     """A package with a toy, as an installer leaves it."""
-    about = folder / "toy-1.0.dist-info"
+    about = folder / f"{name}-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(entry_points)
 
 
@@ -207,6 +207,56 @@ def test_without_the_package_none_of_it_is_there(tmp_path: Path) -> None:
     assert "no verb `loans`" in fleet("loans")
     assert "loans" not in fleet("--help-all")
     assert "devalloc does not use this kind" in fleet("validate", "-f", "-", stdin=LOAN)
+
+
+def broken(folder: Path, group: str, module: str = "import nothing_here\n") -> str:
+    """Register a package in a group, and what it says when it is used."""
+    register(folder, f"[{group}]\nbroken = broken_package:ADDED\n")
+    (folder / "broken_package.py").write_text(module)
+    why = "importing it fails: ModuleNotFoundError: No module named 'nothing_here'"
+    return f"error: a package adds broken_package:ADDED to devalloc, but {why}; upgrade it or uninstall it\n"
+
+
+def test_a_verb_that_cannot_be_loaded_fails_when_it_is_used(tmp_path: Path) -> None:
+    message, fleet = broken(tmp_path, "devalloc.verbs"), Fleet(tmp_path, tmp_path)
+    assert fleet("broken", "--any", "word") == message
+    assert "broken" in fleet("--help")
+    assert "wants" in fleet("get", "claims")
+
+
+def test_a_kind_that_cannot_be_loaded_ends_a_command_with_one_line(tmp_path: Path) -> None:
+    message, fleet = broken(tmp_path, "devalloc.kinds"), Fleet(tmp_path, tmp_path)
+    assert fleet("get", "claims") == message
+    assert "Usage" in fleet("get", "--help")
+
+
+def test_what_is_not_of_its_group_ends_a_command_with_one_line(tmp_path: Path) -> None:
+    broken(tmp_path, "devalloc.kinds", "ADDED = 'Loan'\n")
+    assert "broken_package:ADDED to devalloc, but it is no ApiKind" in Fleet(tmp_path, tmp_path)("get", "claims")
+
+
+def test_a_requester_that_cannot_be_loaded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(tmp_path, REQUESTERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadPackage, match="nothing_here"):
+        installed(REQUESTERS)
+
+
+def test_a_kind_of_ours_is_not_replaced(tmp_path: Path) -> None:
+    twin = "from devalloc.api.api_kind import ApiKind\n"
+    twin += "ADDED = ApiKind('DevicePool', 'example.com/v1', 'pools', 'pool', (), True)\n"
+    broken(tmp_path, "devalloc.kinds", twin)
+    (line,) = Fleet(tmp_path, tmp_path)("get", "pools").splitlines()
+    assert line.startswith("error: a package adds the kind DevicePool of example.com/v1 to devalloc, but there is such")
+
+
+def test_parts_of_the_same_name_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        register(tmp_path / name, f"[devalloc.node_parts]\npart = {name}_part:make\n", name)
+        (tmp_path / name / f"{name}_part.py").write_text("def make(node):\n    pass\n")
+        monkeypatch.syspath_prepend(tmp_path / name)
+    assert [make.__module__ for make in installed(NODE_PARTS)] == ["one_part", "other_part"]
 
 
 def test_a_verb_of_ours_is_not_replaced(tmp_path: Path) -> None:

@@ -50,4 +50,4 @@ MACHINES = Requester(
 @cache
 def requesters() -> tuple[Requester[Any], ...]:
     """All that ask for devices beside claims: machines, and what installed packages add."""
-    return (MACHINES, *installed(REQUESTERS))
+    return (MACHINES, *installed(REQUESTERS, Requester))
