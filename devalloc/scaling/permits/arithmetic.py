@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Self
 
-from devalloc.api.quantity import parse_cpu_and_memory
+from devalloc.api.quantity import ceil_units, parse_cpu_and_memory
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, NO_OVERCOMMIT, NO_RESOURCES, Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.settings import BadSetting, OneOf, Setting, setting, settings_of
@@ -56,8 +56,11 @@ def _overcommit(text: str) -> Resources:
 def _memory_slot(text: str) -> int:
     from devalloc.api.virtual_machine import MEMORY_BLOCK
 
-    size = parse_cpu_and_memory(f"0,{text}", "0,1Gi")[1] if "," not in text else 0
-    if size == 0 or size % MEMORY_BLOCK:
+    try:
+        size = ceil_units(text.strip(), 0)
+    except ValueError:
+        size = 0
+    if not 0 < size < 2**64 or size % MEMORY_BLOCK:
         raise ValueError(f"must be a multiple of 2Mi, such as 1Gi, not {text}")
     return size
 

@@ -77,6 +77,7 @@ def test_outside_a_pod_there_is_no_service_account() -> None:
         (["--permits=127.0.0.1:0", "--permits-watermark=1.5,1"], "must be two numbers above 0 and at most 1"),
         (["--permits=127.0.0.1:0", "--permits-system=1"], "'--permits-system': must be CPU and memory"),
         (["--permits=127.0.0.1:0", "--memory-slot-size=3"], "'--memory-slot-size': must be a multiple of 2Mi"),
+        (["--permits=127.0.0.1:0", "--memory-slot-size=x"], "'--memory-slot-size': must be a multiple of 2Mi"),
         (["--permits=127.0.0.1:0", "--compute-unit=250m"], "'--compute-unit': must be CPU and memory"),
         (["--permits-watermark=0.5,0.5"], "--permits-watermark needs --permits"),
         (["--lease", "500ms"], "--lease must be at least 1s"),
