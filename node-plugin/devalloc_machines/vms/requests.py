@@ -87,7 +87,8 @@ class RequestLoop:
             return Again(self._resync)
         try:
             outcome = self._keeper.keep_request(key)
-        except NodeError as error:
+        except Exception as error:
+            self._problems.pop(key, None)
             return Again(self._keeper.pause(key) or None, failed=error)
         if not outcome.reason:
             self._problems.pop(key, None)

@@ -158,6 +158,8 @@ class MachineReconciler:
         """
         for _ in range(_MOST_STEPS):
             now = read_situation(self._store, self._operations, obj, claims_of, is_over=is_over)
+            if now.whose is Whose.SERVICE:  # the object is gone, and a request has its name
+                return None
             if now.whose is Whose.MOVING or now.vm is None or not now.vm.spec.running:
                 self.leave(now.key)
             elif now.vm.spec.scaling is None and self._scaling is not None:
@@ -392,6 +394,9 @@ class MachineReconciler:
             self._backoff.begun(key, is_hopeless=not error.retryable)
             if not error.retryable and error.code.startswith("Claim"):  # gone for good: it is not waited for
                 self._attached.pop(key, None)
+            raise
+        except Exception:  # a bug, which each change of the machine would meet again
+            self._backoff.begun(key)
             raise
         self._backoff.begun(key)
         log.info("restarted machine %s", key)
@@ -659,7 +664,7 @@ _LIVING = State.INCOMING, State.RUNNING, State.HALTED, State.SILENT, State.STOPP
 STEPS: Mapping[tuple[Whose, State | None], Step] = {
     **_rows(Whose.SERVICE, MachineReconciler.begin_again, *_ENDED),
     **_rows(Whose.SERVICE, MachineReconciler.care_for_request, State.RUNNING, State.HALTED),
-    (Whose.SERVICE, State.SILENT): MachineReconciler.let_be,
+    **_rows(Whose.SERVICE, MachineReconciler.let_be, State.SILENT, State.UNREADABLE),
     (Whose.SERVICE, None): MachineReconciler.let_go,
     (Whose.MOVING, None): MachineReconciler.say_ready,
     (Whose.GONE, State.ABSENT): MachineReconciler.let_go,

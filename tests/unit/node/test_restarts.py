@@ -269,6 +269,22 @@ def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
     assert world.machines.views["default/web"].runs
 
 
+def test_a_bug_is_not_met_again_with_each_change_of_the_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(machine: VirtualMachine, deadline: Deadline, **more: bool) -> None:
+        tries.append(world.now)
+        raise ZeroDivisionError
+
+    tries: list[float] = []
+    world.create(machine_of(vm("web")))
+    world.end()
+    monkeypatch.setattr(world.machines, "start", break_down)
+    for _ in range(40):
+        world.now += 0.25
+        world.requests.worker.tell("default/web")  # as each try does
+        look_at_requests(world.requests)
+    assert tries == [0.25, 1.25, 3.25, 7.25]
+
+
 @pytest.mark.parametrize("what", ["deleted", "stopped"])
 def test_one_that_is_taken_away_while_it_is_looked_for_stays_away(world: World, what: str) -> None:
     world.create(machine_of(vm("web")))

@@ -13,18 +13,22 @@ import pytest
 
 from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import Resources, ScalingBounds
+from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.agent.permit_client import OwnPermits
 from devalloc_machines.qemu.guest_report import GuestReport
 from devalloc_machines.qemu.preflight import check_numa
+from devalloc_machines.qemu.records import State
 from devalloc_machines.qemu.spec import RateLimits
 from devalloc_machines.service.request_fields import machine_to_start
 from devalloc_machines.vms import MachineControls, RequestLoop
+from devalloc_machines.vms.steps import MachineReconciler
 from devalloc_node.errors import Denied
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared, PreparedDevice
 from devalloc_node.operations.change_feed import machine_change
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.node_service import Served, served
+from tests.support.toy_machines import vm
 from tests.support.vm_rounds import look_at_requests
 from tests.unit.neon.test_runners import FakeRunners
 from tests.unit.node.test_vms_scaling import FakeScalers
@@ -96,6 +100,27 @@ def test_it_is_scaled_as_it_was_created_from_its_start_to_its_end(
     assert scalers.by_key == {}
 
 
+def test_one_whose_record_cannot_be_read_is_scaled_as_before(
+    plugin: Served, scalers: FakeScalers, created: RequestLoop
+) -> None:
+    plugin.node.CreateMachine(creation(scaling=SCALED))
+    look_at_requests(created)
+    there = plugin.machines.views[KEY]
+    plugin.machines.views[KEY] = replace(there, state=State.UNREADABLE, created_as=None)
+    look_at_requests(created)
+    assert list(scalers.by_key) == [KEY]
+
+
+def test_the_loop_of_objects_leaves_it_alone(
+    plugin: Served, scalers: FakeScalers, created: RequestLoop, store: SQLiteStore
+) -> None:
+    plugin.node.CreateMachine(creation(scaling=SCALED))
+    look_at_requests(created)
+    keeper = MachineReconciler(store, plugin.operations, controls=MachineControls(scalers))
+    assert keeper.keep(vm("web", uid="gone"), lambda obj: {}) is None
+    assert list(scalers.by_key) == [KEY]
+
+
 def test_a_machine_that_cannot_be_looked_at_does_not_block_the_others(
     plugin: Served, scalers: FakeScalers, created: RequestLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +161,21 @@ def test_the_answer_says_what_its_load_wants_and_why_it_has_it_not(
     scalers.reports[KEY] = replace(scalers.reports[KEY], reason=None)
     look_at_requests(created)
     assert plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web"))).reason == ""
+
+
+def test_what_is_in_the_way_of_scaling_is_not_said_of_a_machine_that_ended(
+    plugin: Served, scalers: FakeScalers, created: RequestLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **more: object) -> None:
+        raise Denied("PathNotAllowed", "it is below no folder that is listed")
+
+    plugin.node.CreateMachine(creation(scaling=pb.MachineScaling(address="192.0.2.5")))
+    look_at_requests(created)
+    assert created.problem(KEY) is not None
+    plugin.machines.end(KEY)
+    monkeypatch.setattr(plugin.machines, "start", refuse)
+    look_at_requests(created)
+    assert created.problem(KEY) is None
 
 
 def test_a_guest_that_is_elsewhere_is_not_asked(plugin: Served, scalers: FakeScalers, created: RequestLoop) -> None:
