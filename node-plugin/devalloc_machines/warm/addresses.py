@@ -82,20 +82,14 @@ class BridgeNetwork:
         """Raises BadSetting."""
         if not _BRIDGE.fullmatch(self.bridge):
             raise BadSetting(
-                "--warm-network",
-                "bridge: the bridge of warm setups must be named with a letter and up to 14 letters, digits and '_', "
-                f"not {self.bridge!r}",
+                "--warm-bridge", f"must be a letter and up to 14 letters, digits and '_', not {self.bridge!r}"
             )
         if not _WIDEST <= self.subnet.prefixlen <= _NARROWEST:
             raise BadSetting(
-                "--warm-network",
-                f"bridge: the subnet of warm setups must have a prefix of {_WIDEST} to {_NARROWEST} bits, not "
-                f"{self.subnet}",
+                "--warm-subnet", f"must have a prefix of {_WIDEST} to {_NARROWEST} bits, not {self.subnet}"
             )
         if self.subnet.is_multicast or self.subnet.is_loopback or self.subnet.is_link_local:
-            raise BadSetting(
-                "--warm-network", f"bridge: the subnet of warm setups must not be {self.subnet}, which no guest can use"
-            )
+            raise BadSetting("--warm-subnet", f"must not be {self.subnet}, which no guest can use")
 
     @property
     def gateway(self) -> ipaddress.IPv4Address:
