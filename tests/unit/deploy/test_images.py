@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,12 +228,25 @@ def test_modules_of_qemu_qmp_that_are_gpl_are_left_out_with_those_that_need_them
     assert not [name for name in left_out if f"'qemu.qmp.{Path(name).stem}'" in loaded]
 
 
+def imported_without(packages: Sequence[str], modules: Sequence[str]) -> str:
+    """The error when these modules are imported where these packages are not there; empty if none is needed."""
+    script = f"import sys\nsys.modules.update(dict.fromkeys({[*packages]!r}))\nimport {', '.join(modules)}\n"
+    return subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False).stderr
+
+
 def test_the_node_plugin_starts_without_the_packages_that_only_the_controllers_image_has() -> None:
-    script = (
-        "import sys\n"
-        "sys.modules.update(dict.fromkeys(('cel_expr_python', 'celpy', 'ortools')))\n"
-        "import devalloc.programs.node_parts, devalloc.cli.verbs.node, devalloc.programs.store_loops\n"
-        "import devalloc_node.daemon\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    started = ["node_parts", "store_loops"]
+    modules = [
+        "devalloc.cli.options.hosts",
+        "devalloc.cli.verbs.node",
+        *(f"devalloc.programs.{one}" for one in started),
+    ]
+    only_controllers = ["cel_expr_python", "celpy", "ortools"]
+    assert imported_without(only_controllers, [*modules, "devalloc_node.daemon"]) == ""
+
+
+def test_the_controller_and_the_proxy_start_without_the_packages_that_their_image_leaves_out() -> None:
+    started = ["controller", "permit_proxy"]
+    modules = [f"devalloc.{place}.{one}" for place in ("cli.verbs", "programs") for one in started]
+    left_out = [*CONTENTS.images["controller"].packages_left_out, "grpc", "pyroute2"]
+    assert imported_without(left_out, ["devalloc.cli.options.controllers", *modules]) == ""
