@@ -69,6 +69,8 @@ class SetupRecord:
 
 _ROW = TypeAdapter(SetupRecord)
 """A record as the JSON of its file, whose name is the id of the setup."""
+_WRITTEN_ALWAYS = dict.fromkeys(("parts", "owner", "request", "sinceMs"))
+"""What each version writes: a file without it does not say what there is of a setup, and is no record."""
 
 
 class SetupRecords:
@@ -161,7 +163,7 @@ class SetupRecords:
             descriptor = os.open(self._folder / f"{name}{_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
                 content = json.loads(file.read(_MAX_BYTES))
-            return _ROW.validate_python({**content, "id": name})
+            return _ROW.validate_python({**_WRITTEN_ALWAYS, **content, "id": name})
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
