@@ -562,8 +562,10 @@ class VirtualMachineLoop:
 
     def _look_after_orphan(self, key: str, uid: str, item: _WorkItem, why: Why) -> Again:
         """Remove a machine when the store says, asked for that very object, that it is gone (T16)."""
+        machines = self._operations.machines
+        was_here = machines.owner(key) == uid
         self._keeper.keep(objects.reference(key, uid), self._named_claims, is_over=True)
-        if self._operations.machines.owner(key) != uid:
+        if was_here and machines.owner(key) != uid:
             self._removed("machine")
             self.worker.tell(_ROOM)
         return Again(self._settings.resync)

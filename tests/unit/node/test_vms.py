@@ -1152,6 +1152,20 @@ class TestCrash:
         world.round(pause=200)
         assert world.machines.views == {}
 
+    def test_a_machine_whose_object_vanished_is_counted_once_as_removed(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        _vanish(world)
+        removed = list[str]()
+        world.loop._removed = removed.append
+        world.round(pause=10)
+        world.round()
+        for _ in range(3):
+            world.now += 10
+            world.loop.worker.round()
+        assert world.machines.views == {}
+        assert removed == ["machine"]
+
     def test_another_store_at_the_same_place_ends_no_machine(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
