@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from devalloc.api.meta import RESTART
 from devalloc.api.virtual_machine import MEMORY_BLOCK, VirtualMachine
 from devalloc.api.virtual_machine_migration import (
@@ -202,7 +204,7 @@ def with_ports(
     key: str, devices: Mapping[str, Mapping[str, Any]], monitor: Monitor, deadline: Deadline
 ) -> list[MigrationDevice]:
     """What is offered of the devices of claims in a machine that runs. ``devices``: that but for their ports, by their
-    ids. Raises Denied (``MachineNotMovable``) if QEMU has other ones."""
+    ids. Raises Denied (``MachineNotMovable``) if QEMU has other ones, or a target could not read that."""
     there = hotplug.plugged_names(list(pci.present_devices(monitor, deadline)))
     if differ := sorted(there ^ set(devices)):
         why = f"the devices of its claims are not those that QEMU has ({', '.join(differ)}); wait until they are"
@@ -213,7 +215,11 @@ def with_ports(
         port = ports.get(pci.bus_of(monitor, pci.function_id(name, 0), deadline) or "")
         if port is None:
             raise Denied("MachineNotMovable", f"machine {key} cannot move while it runs: {name} is on no root port")
-        placed.append(MigrationDevice(**device, port=port))
+        try:
+            placed.append(MigrationDevice(**device, port=port))
+        except ValidationError as error:
+            why = f"what this host tells of {name} cannot be offered: {error.errors()[0]['msg']}"
+            raise Denied("MachineNotMovable", f"machine {key} cannot move while it runs: {why}") from None
     return placed
 
 

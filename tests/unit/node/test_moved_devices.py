@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from devalloc.api import meta
 from devalloc.api.virtual_machine_migration import MigrationDevice
 from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_machines.qemu.migration_offer import check_same, identify
+from devalloc_machines.qemu import hotplug, pci
+from devalloc_machines.qemu.migration_offer import check_same, identify, with_ports
 from devalloc_machines.vms.migration_objects import hand_over_object
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.errors import Denied
@@ -111,3 +113,16 @@ def test_without_a_booking_it_is_the_sources(store: SQLiteStore) -> None:
     _vm(store, nodeName="a")
     with raises(Denied, "ClaimElsewhere"):
         devices_of(store, "b")
+
+
+def test_what_a_target_could_not_read_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pci, "present_devices", lambda monitor, due: [pci.function_id("dev-1", 0)])
+    monkeypatch.setattr(pci, "list_root_ports", lambda monitor, due: [SimpleNamespace(path="/port", name="rp0")])
+    monkeypatch.setattr(pci, "bus_of", lambda monitor, name, due: "/port")
+    monkeypatch.setattr(hotplug, "plugged_names", lambda functions: {"dev-1"})
+    nothing: Any = None
+    device = {"claim": "claim-uid-0", "index": 0, "functions": ["vfio-pci vendor=0x10de"]}
+    (placed,) = with_ports("default/m", {"dev-1": device}, nothing, nothing)
+    assert (placed.port, placed.functions) == ("rp0", device["functions"])
+    with raises(Denied, "MachineNotMovable", match="what this host tells of dev-1 cannot be offered"):
+        with_ports("default/m", {"dev-1": {**device, "functions": [""]}}, nothing, nothing)
