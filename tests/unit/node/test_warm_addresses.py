@@ -62,7 +62,7 @@ def test_an_address_that_was_returned_is_not_given_again_before_the_others() -> 
 
 @pytest.mark.parametrize("name", ["", "1a", "a-b", "a/b", "a b", "a" * 16, "br\n"])
 def test_a_bridge_has_a_name_that_is_no_part_of_a_rule(name: str) -> None:
-    with pytest.raises(ValueError, match="must be named with a letter"):
+    with pytest.raises(ValueError, match="must be a letter and up to 14"):
         BridgeNetwork(name)
 
 
