@@ -389,9 +389,11 @@ class MachineReconciler:
                 as_it_was=True,
             )
         except NodeError as error:
-            if error.code in ("NotWanted", "Busy", "DryRun"):  # who changes it sees to it, and says so
+            if error.code in ("NotWanted", "Busy"):  # who changes it sees to it, and says so
                 return Outcome(after=LOOK_SECONDS)
             self._backoff.begun(key, is_hopeless=not error.retryable)
+            if error.code == "DryRun":
+                return Outcome(after=self._backoff.left(key))
             if not error.retryable and error.code.startswith("Claim"):  # gone for good: it is not waited for
                 self._attached.pop(key, None)
             raise

@@ -269,6 +269,26 @@ def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
     assert world.machines.views["default/web"].runs
 
 
+def test_in_a_dry_run_it_is_left_alone_in_silence(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(machine: VirtualMachine, deadline: Deadline, **more: bool) -> None:
+        tries.append(world.now)
+        raise Denied("DryRun", "dry run: nothing was changed; would change machine default/web")
+
+    tries, notifier = list[float](), ChangeNotifier()
+    operations = platform_of(world.bench, world.machines, notifier)
+    requests = RequestLoop(operations, notifier, clock=lambda: world.now, spawn=at_once)
+    operations.create(machine_of(vm("web")), (), Deadline.after(10))
+    world.end()
+    monkeypatch.setattr(world.machines, "start", refuse)
+    for _ in range(40):
+        world.now += 0.25
+        look_at_requests(requests)
+    assert tries == [0.25], "it is not tried because of what a try reports"
+    assert not caplog.records
+
+
 def test_a_bug_is_not_met_again_with_each_change_of_the_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(machine: VirtualMachine, deadline: Deadline, **more: bool) -> None:
         tries.append(world.now)
