@@ -56,7 +56,7 @@ def machine(
         machine=machine_ref(of.key),
         phase=pb.Machine.UNKNOWN if phase is None else phase.number,
         wanted=amounts(of.wanted),
-        permitted=None if report is None else amounts(_of(report.permitted)),
+        permitted=amounts(of.wanted if report is None else _of(report.permitted)),
         applied=amounts(of.applied.usable),
         observed=amounts(of.observed),
         reason=of.reason,

@@ -147,6 +147,13 @@ def test_a_plugin_that_starts_again_goes_on(plugin: Served, scalers: FakeScalers
     assert another.by_key[KEY].address == "10.0.0.5"
 
 
+def test_a_machine_that_its_load_does_not_scale_is_permitted_what_is_wanted(plugin: Served) -> None:
+    plugin.node.CreateMachine(creation())
+    machine = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
+    assert machine.wanted.memory_bytes > 0
+    assert machine.permitted == machine.wanted
+
+
 def test_the_answer_says_what_its_load_wants_and_why_it_has_it_not(
     plugin: Served, scalers: FakeScalers, created: RequestLoop
 ) -> None:
