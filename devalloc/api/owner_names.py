@@ -51,7 +51,7 @@ def owner_of(key: tuple[str, str], kind: str = CLAIM) -> Owner:
     """Find the object whose devices an owner has. ``key``: of the owner in the solver, namespace and name; ``kind``: of
     the claims that it knows by their own names."""
     of, *names = key[1].split(_SEPARATOR)
-    return Owner(of, key[0], names[0]) if names and of in (CLAIM, MACHINE, POD) else Owner(kind, *key)
+    return Owner(of, key[0], names[0]) if names else Owner(kind, *key)
 
 
 def read_name(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from devalloc.api.owner_names import MACHINE, POD, Owner, is_object, owner_of
+from devalloc.api.owner_names import CLAIM, MACHINE, POD, Owner, is_object, owner_of
 
 MAX_MESSAGE = 120
 """Characters of a sentence: what a terminal and a column show of it."""
@@ -19,6 +19,8 @@ MAX_LISTED = 8
 """Members, nodes, devices and holders that a cause lists; of more it has the number."""
 HOLDERS = frozenset(("claim", "machine"))
 """Kinds of blockers that hold devices."""
+_OWNERS = (CLAIM, "ResourceClaim", MACHINE, POD)
+"""Kinds of owners that these words name."""
 
 
 class Cause(StrEnum):
@@ -90,9 +92,10 @@ def first_of(name: str, values: Sequence[Any], more: str = "more") -> dict[str, 
 
 
 def owner_ref(owner: Owner) -> dict[str, str]:
-    """A claim or machine that a cause names."""
+    """A claim or machine that a cause names; ``objectKind``: what has devices as a claim has, and is none."""
     kind = "machine" if owner.kind == MACHINE else "claim"
-    return {"kind": kind, "namespace": owner.namespace, "name": owner.name}
+    other = {} if owner.kind in _OWNERS else {"objectKind": owner.kind}
+    return {"kind": kind, "namespace": owner.namespace, "name": owner.name, **other}
 
 
 def claim_ref(key: tuple[str, str]) -> dict[str, str]:

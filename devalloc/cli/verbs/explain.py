@@ -262,7 +262,7 @@ def _question_about(
     kind, name = _object_to_explain(words, question, namespace)
     if kind == POD and (question.is_of_store or (namespace, name) not in question.claims_of_pods):
         how = "explain its claims: devalloc explain resourceclaim/NAME, or give its manifests with -f"
-        raise CommandFailed(f"there is no pod {namespace}/{name} with claims in manifests; {how}")
+        raise NoSuchObject(f"there is no pod {namespace}/{name} with claims in manifests; {how}")
     if kind not in (RESOURCE_CLAIM, TEMPLATE):
         return question, kind, name
     if question.is_of_store:

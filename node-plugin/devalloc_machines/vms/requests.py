@@ -43,7 +43,7 @@ class RequestLoop:
         self._problems: dict[str, Outcome] = {}
         self.control(MachineControls())
         self.worker: Worker[str | None, str] = Worker(
-            "cannot restart machines",
+            "cannot keep machines of the service",
             self._work,
             self._take,
             pace=Pace(batch=BATCH_SECONDS, threads=WORKERS, expected=(NodeError,)),

@@ -261,7 +261,7 @@ def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
             look_at_requests(world.requests)
     assert tries == [0, 300, 600]
     assert [record.message for record in caplog.records] == [
-        "cannot restart machines: default/web; next try in 300 s: machine default/web: /images/vmlinuz "
+        "cannot keep machines of the service: default/web; next try in 300 s: machine default/web: /images/vmlinuz "
         "lies below no folder that is listed"
     ]
     world.now = 900
