@@ -98,26 +98,6 @@ def test_an_invalid_claim_is_answered_with_its_paths() -> None:
     assert "spec.claims[0].requests" in by_name["bad"]["message"]
 
 
-@pytest.mark.parametrize("entries", [[{"requests": {"count": 8193}}], [{"requests": {"count": 4096}}] * 2 + [{}]])
-def test_a_claim_of_more_devices_than_a_status_may_list_is_invalid_however_many_there_are(
-    entries: list[dict[str, Any]],
-) -> None:
-    pools = [pool(f"p{number}", "n0", "gpu", devices=[device(f"g{n}") for n in range(4097)]) for number in range(2)]
-    too_many, most = claim("too-many", *entries), claim("most", {"requests": {"count": 8192}})
-    for one in (too_many, most):
-        for detail in one["spec"]["claims"]:
-            detail["deviceClass"] = "gpu"
-    assert solve_manifests([GPU, *pools, most])["claims"][0]["allocated"]
-    refused = solve_manifests([GPU, *pools, too_many])["claims"][0]
-    assert refused["reason"] == "ClaimInvalid"
-    assert refused["message"] == "spec.claims: 8193 devices exceed the claim limit of 8192; split the claim"
-
-
-def test_alternatives_count_with_the_one_of_fewest_devices_towards_the_limit_of_a_claim() -> None:
-    either = {"oneOf": [{"deviceClass": "gpu", "requests": {"count": count}} for count in (9_000, 2)]}
-    assert solve_manifests([GPU, *fleet(1), claim("c", either)])["claims"][0]["allocated"]
-
-
 def test_an_invalid_claim_keeps_the_devices_it_was_given() -> None:
     held = allocated(claim("bad", {"deviceClass": "gpu", "colour": "red"}), [entry("n0-gpus", "g0")], node="n0")
     answer = solve_manifests([GPU, *fleet(1), held, claim("c", {"deviceClass": "gpu"})])

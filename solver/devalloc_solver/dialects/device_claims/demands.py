@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from devalloc.api.claim import COUNT, MAX_DEVICES, DeviceClaim, DeviceClaimDetail
+from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.findings import BEING_DELETED, Cause, Fact, RuleCode, fact, rule, text_fact
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.node_rules import barred_nodes
@@ -155,9 +155,6 @@ def find_refusal(claim: DeviceClaim, problem_input: ProblemInput, eligibility: C
     """
     if claim.is_deleting:
         return RejectedClaim(claim.key, Reason.DELETING, (text_fact(BEING_DELETED),), group=claim.group)
-    if (least := sum(min(map(_least_count, entry.alternatives)) for entry in claim.spec.claims)) > MAX_DEVICES:
-        message = f"spec.claims: {least} devices exceed the claim limit of {MAX_DEVICES}; split the claim"
-        return RejectedClaim(claim.key, Reason.CLAIM_INVALID, (text_fact(message),), claim.group)
     all_faults: list[_SpecError] = []
     for path, detail in _detail_paths(claim):
         all_faults += _detail_refusals(path, detail, claim, problem_input, eligibility)
@@ -278,11 +275,6 @@ def make_demand(claim: DeviceClaim, eligibility: CandidateFinder) -> Demand:
     return Demand(claim, tuple(details), match, claim.group_match, shape=shape)
 
 
-def _least_count(detail: DeviceClaimDetail) -> int:
-    count = detail.requests.get(COUNT)
-    return 1 if count is None else count.as_integer() or 1
-
-
 def make_request(
     index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: CandidateFinder, pin: str | None
 ) -> Request:
@@ -298,7 +290,7 @@ def make_request(
         mode = AllocationMode.ADMIN_ALL if count is None else AllocationMode.ADMIN_COUNT
     else:
         mode = AllocationMode.WHOLE if whole else AllocationMode.SHARE
-    least = _least_count(detail)
+    least = (count.as_integer() or 1) if count is not None else 1
     most = limit.as_integer() if limit is not None else None
     if mode is AllocationMode.ADMIN_COUNT or (mode is AllocationMode.WHOLE and most is None):
         most = least  # an admin detail gets exactly its count, whatever its limit (S14)
