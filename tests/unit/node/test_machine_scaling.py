@@ -64,10 +64,10 @@ def test_a_guest_whose_cpus_do_not_run_cannot_release_a_device_and_the_message_s
     qemu.status = state
     why = rf"because its CPUs do not run \(QEMU reports '{state}'\); let them run, or stop the machine"
     with raises(Denied, "GuestRefused", retryable=True, match=why):
-        hotplug.unplug_device(line, KEY, "card", soon(1.0))
+        hotplug.unplug_device(line, KEY, "card", soon(3.0))
     qemu.status = "running"
     with pytest.raises(Denied, match="its CPUs run; has it booted, and has it stopped using the device"):
-        hotplug.unplug_device(line, KEY, "card", soon(1.0))
+        hotplug.unplug_device(line, KEY, "card", soon(3.0))
 
 
 class Flooding:
