@@ -192,6 +192,7 @@ def test_a_package_adds_a_kind_what_it_has_of_devices_and_a_verb(tmp_path: Path)
     fleet.allocate()
     assert "DevicesInUse" in fleet("get", "claims")
     assert "Loan default/bench" in fleet("explain", "wants")
+    assert "0 more like default/wants" in fleet("capacity", "wants")
     assert fleet("loans").strip() == "d0 is lent: the lab"
     assert "bench" in fleet("get", "loans")
     assert "loans" in fleet("--help")

@@ -32,6 +32,7 @@ from devalloc.cli.solver_input import load_solver_input
 from devalloc.cli.target import open_target
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.controller.reconcile.stored_claims import is_foreign
+from devalloc.machines.schedule.what_if import requested_documents
 from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.settings import store_path
 from devalloc.settings import settings_of
@@ -82,7 +83,7 @@ def capacity(
             return code  # the claim's problems were already shown
         claim = _chosen(claims, name, namespace, place if question.is_of_store else None)
     with show_spinner("counting"):
-        counted = count(documents, claim, **asdict(options))
+        counted = count(documents if objects else requested_documents(documents), claim, **asdict(options))
     if objects and not counted.count:
         code_of_lack, why = explain_lack(as_claim(claim), objects, Reason.NO_MATCHING_DEVICES.value, Finding(()))
         if code_of_lack == Reason.NOT_ADOPTED:

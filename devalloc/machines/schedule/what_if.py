@@ -45,11 +45,22 @@ def solve_with_machines(
     requests = RoundRequests(requesters(), apart.readable)
 
     def solve(requested: list[Object]) -> SolverAnswer:
-        written, left = [*map(apart.written, requested), *apart.rest], seconds_left(ends)
+        written, left = _written(apart, requested), seconds_left(ends)
         return cast(SolverAnswer, solve_manifests(written, placement=placement, deadline=left, cel_check=cel_check))
 
     answer = admission.solve_admitted(requests.documents, solve, admin_namespaces, unread=apart.rest)
     return answer if requests.documents is apart.readable else _with_machine_names(answer, requests)
+
+
+def requested_documents(documents: Iterable[Any]) -> list[Any]:
+    """Return the documents as a solver reads them: with what all requesters have and ask for, as claims."""
+    apart = admission.sort_documents(documents)
+    return _written(apart, RoundRequests(requesters(), apart.readable).documents)
+
+
+def _written(apart: admission.SortedDocuments, requested: Iterable[Object]) -> list[Any]:
+    """As they were given, and what could not be read."""
+    return [*map(apart.written, requested), *apart.rest]
 
 
 def _with_machine_names(answer: SolverAnswer, requests: RoundRequests) -> SolverAnswer:
