@@ -102,7 +102,7 @@ class Decoded:
 
     @property
     def error(self) -> Problem | None:
-        """The first problem because of which there is no object."""
+        """The first problem that kept the object from being read."""
         return next((problem for problem in self.problems if problem.is_error), None)
 
 

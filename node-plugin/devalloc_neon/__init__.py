@@ -1,4 +1,4 @@
-"""What only Neon's programs speak, of which nothing but programs knows.
+"""What only programs of Neon speak; of our own, only devalloc.programs imports it.
 
 - ``machines``: NeonVM's machines as a source of the permit server; ``vm_info``: what it says of them;
   ``runner_pods``: which pods run machines
