@@ -27,7 +27,7 @@ class StorePage:
     """A page that shows a store to everyone who has the token."""
 
     def __init__(self, address: tuple[str, int], store: Path, say: Callable[[str], None], *, on_terminal: bool) -> None:
-        """Raises BadSetting for what is no address."""
+        """Raises BadSetting if the host is not an IP address."""
         self.host, self.port = address
         try:
             ip_address("127.0.0.1" if self.host == "localhost" else self.host)

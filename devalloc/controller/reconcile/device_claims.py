@@ -429,7 +429,7 @@ class DeviceClaimAllocator:
         self._seen = {**self._seen, **self._publish(class_units(documents, self._memo, now))}
 
     def _publish(self, units: Sequence[WriteUnit]) -> Mapping[Key, Object]:
-        """Write what no decision depends on, and is no news; what was written."""
+        """Write what no decision depends on, without taking it for news; return the objects as written."""
         done = self.loop.commit(units, fence=None).written
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
         return done

@@ -6,9 +6,11 @@ from those objects.
 - ``server``: serve while it has the lease, and watch what decisions depend on; ``doors``: listen, and know who asks;
   ``leader_server``: the server of a leading controller
 - ``writer``: the one task that writes; ``decide``: decisions that are not sent before they are written
-- ``ledger``, ``hosts``: what nodes have, and what their machines count for; ``sources``: where machines come from
+- ``ledger``, ``hosts``: what nodes have, and what their machines count for; ``runner_usage``: what their pods take
+- ``sources``: where machines come from
 - ``caller_auth``, ``leadership``: who may ask, and which server may answer
-- ``migration``, ``metrics``: migrations, and what the server reports
+- ``migration``, ``store_migrator``: when machines must move, and their migrations as objects of the store
+- ``settings``, ``metrics``: how the server is set, and what it reports
 """
 
 from devalloc.machines.permits.hosts import Hosts, published

@@ -70,7 +70,7 @@ class SetupRecord:
 _ROW = TypeAdapter(SetupRecord)
 """A record as the JSON of its file, whose name is the id of the setup."""
 _WRITTEN_ALWAYS = dict.fromkeys(("parts", "owner", "request", "sinceMs"))
-"""What each version writes: a file without it does not say what there is of a setup, and is no record."""
+"""Fields that each version writes: a file that lacks one cannot say what exists of a setup, so it is not a record."""
 
 
 class SetupRecords:
