@@ -6,7 +6,6 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store.watcher import Listed
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.vms import RequestLoop, VirtualMachineLoop
-from devalloc_machines.vms.situation import is_to_begin
 
 
 def full_round(loop: VirtualMachineLoop) -> float | None:
@@ -24,5 +23,5 @@ def look_at_requests(loop: RequestLoop) -> None:
 
 def to_begin(machines: MachineLifecycle) -> list[VirtualMachine]:
     """The machines of requests that are to be started, or whose start is to be finished."""
-    seen = [machine for machine in machines.list() if not machine.uid and is_to_begin(machine)]
+    seen = [machine for machine in machines.list() if machine.is_to_begin]
     return [machine.created_as for machine in seen if machine.created_as is not None]

@@ -166,6 +166,22 @@ class MachineView:
         """Whether its QEMU may hold devices."""
         return self.state in LIVING
 
+    @property
+    def is_to_begin(self) -> bool:
+        """Whether a machine that was created through the service is to be started, or its start finished: by its
+        policy, or because its start was cut off (or is under way). No policy forbids ending that, and nothing else
+        would end it."""
+        vm = self.created_as
+        if self.uid or vm is None or self.adopted or self.is_moving or not vm.spec.running:
+            return False
+        if self.state in (State.STARTING, State.CUT_OFF):
+            return self.reason != "StopWanted"
+        return (
+            self.state in (State.ENDED, State.STOPPED, State.FAILED)
+            and vm.spec.restart_policy == "Always"
+            and self.reason not in ("StoppedOnRequest", "StopWanted")
+        )
+
 
 MACHINES = "machine"
 """The room of the journal's records that holds machines, by key."""
@@ -272,13 +288,6 @@ class MachineRecord:
     def wanted_rates(self) -> RateLimits:
         """What it is to be limited to."""
         return self.spec.rates if self.rates is None else self.rates
-
-    @property
-    def will_restart(self) -> bool:
-        """Whether its policy has it started again if it does not live."""
-        is_over = self.state == "stopping" or self.reason in ("StoppedOnRequest", "StopWanted")
-        is_over = is_over or self.migration is not None  # perhaps it runs on another node
-        return self.spec.restart == "Always" and self.spec.running and self.spec.adopt is None and not is_over
 
     def asked_to_stop(self) -> MachineRecord:
         """Its guest was asked to power down, and goes on. A start that is not complete stays so: the devices of its

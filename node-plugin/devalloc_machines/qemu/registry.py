@@ -171,16 +171,11 @@ def machine_view(
         reason, message = "MachineMigrates", _migrates(record.migration)
     elif state is State.HALTED and not (look.status == _STOPPED and reason == PAUSED_ON_REQUEST):
         reason, message = _why_paused(record, look.status)
-    spec, at_start = record.spec, resources.requested_in_spec(record.spec)
-    if process is not None:
-        wanted = resources.wanted_while_running(record)
-    else:  # what its policy starts it with, or else who creates it again
-        wanted = resources.resources_at_start(record) if record.will_restart and not spec.uid else at_start
-    return MachineView(
+    spec = record.spec
+    view = MachineView(
         key=spec.key,
         uid=spec.uid,
         state=state,
-        wanted=wanted,
         applied=record.applied
         if look.requested_memory is None
         else replace(record.applied, memory_bytes=look.requested_memory),
@@ -201,6 +196,11 @@ def machine_view(
         restarts=record.restarts,
         last_end=record.last_end,
     )
+    if process is not None:
+        return replace(view, wanted=resources.wanted_while_running(record))
+    # What it is started with, or else who creates it again has it started with.
+    at_start = resources.resources_at_start(record) if view.is_to_begin else resources.requested_in_spec(spec)
+    return replace(view, wanted=at_start)
 
 
 class QmpConnections:

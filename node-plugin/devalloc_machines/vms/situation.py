@@ -181,21 +181,6 @@ def request_situation(operations: MachineOperations, key: str) -> Situation:
     return Situation(key, objects.reference(key, ""), vm, here, whose(None, vm, operations.node_name, here), state)
 
 
-def is_to_begin(machine: MachineView | None) -> bool:
-    """Whether a machine that was created through the service is to be started, or its start finished: by its policy, or
-    because its start was cut off (or is under way). No policy forbids ending that, and nothing else would end it."""
-    vm = None if machine is None else machine.created_as
-    if machine is None or vm is None or machine.adopted or machine.is_moving or not vm.spec.running:
-        return False
-    if machine.state in (State.STARTING, State.CUT_OFF):
-        return machine.reason != "StopWanted"
-    return (
-        machine.state in (State.ENDED, State.STOPPED, State.FAILED)
-        and vm.spec.restart_policy == "Always"
-        and machine.reason not in ("StoppedOnRequest", "StopWanted")
-    )
-
-
 def _may_be_lost(operations: MachineOperations, key: str) -> bool:
     """Whether a machine lives that has no record, also if that cannot be told."""
     try:

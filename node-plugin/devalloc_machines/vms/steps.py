@@ -40,7 +40,6 @@ from devalloc_machines.vms.situation import (
     Situation,
     Whose,
     foreign_pid,
-    is_to_begin,
     pending_changes,
     read_situation,
     request_situation,
@@ -367,7 +366,7 @@ class MachineReconciler:
         """Start the machine of a request again if that is due, or finish its start. Raises NodeError."""
         key, vm, machine = now.key, now.vm, now.machine
         self.leave(key)
-        if vm is None or machine is None or not is_to_begin(machine):
+        if vm is None or machine is None or not machine.is_to_begin:
             self._attached.pop(key, None)
             self._backoff.forget(key)
             return Outcome()
@@ -384,7 +383,7 @@ class MachineReconciler:
                 refs,
                 due,
                 caller="restart policy",
-                still=lambda: is_to_begin(machines.get(key)),
+                still=lambda: (seen := machines.get(key)) is not None and seen.is_to_begin,
                 patience=_BUSY_SECONDS,
                 as_it_was=True,
             )

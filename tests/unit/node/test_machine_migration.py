@@ -38,6 +38,7 @@ from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.pci import WindowReserve
 from devalloc_machines.qemu.records import (
     MachineMigration,
+    MachineObservation,
     MachineRecord,
     MachineView,
     State,
@@ -45,6 +46,7 @@ from devalloc_machines.qemu.records import (
     record_after_end,
     record_of,
 )
+from devalloc_machines.qemu.registry import machine_view
 from devalloc_machines.qemu.settings import FirmwareFiles, MachineConfig, MigrationSettings
 from devalloc_machines.qemu.spec import machine_id, spec_of
 from devalloc_machines.vms.migration_objects import write_firmware_stored
@@ -83,15 +85,16 @@ def test_a_record_keeps_its_migration_and_no_policy_starts_it(tmp_path: Path) ->
     machine = virtual_machine("m")
     for role in ("source", "target"):
         record = MachineRecord(machine.to_manifest(), "stopped", RUN, firmware="ab" * 32, reason="MachineEnded")
-        assert record.will_restart
+        assert machine_view(record, None, MachineObservation(), toy_config(tmp_path)).is_to_begin
         moving = replace(record, migration=MachineMigration("u", role, "PEM"))
         assert record_of("default/m", content_of(moving)) == moving
-        assert not moving.will_restart
+        assert not machine_view(moving, None, MachineObservation(), toy_config(tmp_path)).is_to_begin
     assert record_of("default/m", content_of(record)).migration is None
     without = {name: value for name, value in content_of(record).items() if name not in ("migration", "firmware")}
     assert record_of("default/m", without) == replace(record, firmware=""), "as the release before wrote it"
     ended = record_after_end(replace(moving, state="incoming"), toy_config(tmp_path))
-    assert (ended.state, ended.reason, ended.will_restart) == ("failed", "MigrationFailed", False)
+    assert (ended.state, ended.reason) == ("failed", "MigrationFailed")
+    assert not machine_view(ended, None, MachineObservation(), toy_config(tmp_path)).is_to_begin
 
 
 def test_each_key_is_certified_by_an_authority_that_is_gone() -> None:

@@ -22,7 +22,15 @@ from devalloc_machines.qemu.attachment import AttachmentKind
 from devalloc_machines.qemu.lifecycle import MachineLifecycle
 from devalloc_machines.qemu.pci import function_id
 from devalloc_machines.qemu.process import process
-from devalloc_machines.qemu.records import MACHINES, MachineAmounts, MachineMigration, MachineRecord, content_of
+from devalloc_machines.qemu.records import (
+    MACHINES,
+    MachineAmounts,
+    MachineMigration,
+    MachineObservation,
+    MachineRecord,
+    content_of,
+)
+from devalloc_machines.qemu.registry import machine_view
 from devalloc_machines.qemu.settings import AllowedFolder, MachineConfig
 from devalloc_machines.qemu.spec import Disk, EmulatedDevice, NumaCell, RateLimits, machine_id
 from devalloc_machines.service import operations as node_operations
@@ -284,6 +292,16 @@ def test_create_is_refused_for_a_machine_that_runs_with_another_spec(world: Worl
         with raises(Denied, "MachineExists", match=what):
             world.operations.create(other, (), due())
     assert [machine.adopted for machine in world.machines.list()] == [True]
+
+
+@pytest.mark.parametrize("policy", ["Always", "Never"])
+def test_a_machine_whose_start_was_cut_off_shows_what_it_is_started_with(tmp_path: Path, policy: str) -> None:
+    machine = virtual_machine("m", cpu={"min": 1, "max": 4}, restartPolicy=policy)
+    record = MachineRecord(machine.to_manifest(), "starting", OTHER_RUN, requested=MachineAmounts(vcpus=3))
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
+    assert machine_view(record, None, MachineObservation(), config).wanted.vcpus == 3
+    stopped = record.become("stopped", "StoppedOnRequest")
+    assert machine_view(stopped, None, MachineObservation(), config).wanted.vcpus == 1, "as its next request says"
 
 
 def test_what_was_wanted_of_an_earlier_run_is_not_wanted_of_the_next(world: World) -> None:
@@ -800,7 +818,7 @@ def test_a_machine_whose_qemu_does_not_answer_may_have_a_guest_and_is_ended_only
         with pytest.raises(Denied) as denied:
             world.operations.stop(KEY, 0.1, due())
         assert (denied.value.code, lives.poll()) == ("GuestRefused", None)
-        assert not world.machines.record_for(KEY).will_restart, "it may have been asked"
+        assert world.machines.record_for(KEY).reason == "StopWanted", "it may have been asked"
         world.machines.put(MachineRecord(virtual_machine("m").to_manifest(), "starting", qemu.uuid))
         for change in (
             lambda: world.operations.claims.unprepare(ref, due()),
