@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.api.cordon import apply_all_cordons, is_node, is_readable_node
+from devalloc.api.owner_names import POD
 from devalloc.api.problems import Problem
 from devalloc.cli.command import BadInput
 from devalloc.cli.documents import ManifestDocuments, print_problems, read_manifests
@@ -132,14 +133,21 @@ def load_solver_input(
 
 def _with_claims_of_pods(documents: ManifestDocuments) -> SolverInput:
     """The manifests alone."""
-    from devalloc.cli.pod_claims import with_claims_of_pods
-
     contents = [document.content for document in documents.all]
+    if not any(map(_is_of_kubernetes, contents)):
+        return SolverInput(_with_nodes(contents), documents, is_of_store=False)
+    from devalloc.cli.pod_claims import with_claims_of_pods  # reads ResourceClaims, which takes long to load
+
     pods = with_claims_of_pods(contents, of_kind([document.content for document in documents.good], TEMPLATE))
     problems = [documents.place(problem) for problem in pods.problems]
     print_problems(problems)
     documents = replace(documents, problems=[*documents.problems, *problems])
     return SolverInput(_with_nodes(pods.objects), documents, is_of_store=False, claims_of_pods=pods.of_pod)
+
+
+def _is_of_kubernetes(one: Any) -> bool:
+    """Whether it is a pod, or an object of resource.k8s.io."""
+    return isinstance(one, dict) and (one.get("kind") == POD or api_group_of(one) == RESOURCE_CLAIMS)
 
 
 def _with_nodes(given: Sequence[Any]) -> list[Any]:

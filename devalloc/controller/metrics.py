@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 from devalloc.api.meta import parse_time
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.views import MIGRATION_ENDS, MigrationView, as_mapping
+from devalloc.controller.event_recorder import EventRecorder
 from devalloc.controller.fencing_program import FencingCounts
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
-from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 
 Object = dict[str, Any]

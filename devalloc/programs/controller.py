@@ -23,13 +23,13 @@ from devalloc.api.serving import unserved_text
 from devalloc.api.views import ClaimView
 from devalloc.controller import http_endpoints
 from devalloc.controller.authorization import ClusterAuthorizer
+from devalloc.controller.event_recorder import EventRecorder
 from devalloc.controller.fencing_program import NodeFencer
 from devalloc.controller.http_endpoints import HttpSite, SitePage
 from devalloc.controller.leader.election import GRACE_SECONDS, LEASE_NAME, LeaderElection
 from devalloc.controller.leader.lease import Lease, LeaseLost, LeaseTerm
 from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator, DeviceClaimRound
-from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.requester import events_of_write
 from devalloc.controller.reconcile.resource_claims.adoption import PolicyProbe

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.reconcile import events as recorder_module
+from devalloc.controller import event_recorder as recorder_module
+from devalloc.controller.event_recorder import EventRecorder
 from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
-from devalloc.controller.reconcile.events import EventRecorder, claim_events
+from devalloc.controller.reconcile.events import claim_events
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc_solver.fleet import node_index
 from tests.support.fake_kube import FakeClient, FakeKube

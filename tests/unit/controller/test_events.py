@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from devalloc.controller.reconcile.events import MAX_NOTE, EventRecorder, ObjectEvent
+from devalloc.controller.event_recorder import MAX_NOTE, EventRecorder
+from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.requester import events_of_write
 from devalloc.machines.schedule.requester import requesters
 from tests.support.waiting import until

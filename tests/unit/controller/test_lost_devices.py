@@ -12,10 +12,10 @@ from devalloc.api.views import claim_state
 from devalloc.cli.render.cells import state_cell
 from devalloc.cli.render.fleet import overview_tables, summary_line
 from devalloc.cli.render.output import StyledText
+from devalloc.controller.event_recorder import EventRecorder
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.reconcile.availability import count_fleet
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.usage.overview import Overview, build_overview

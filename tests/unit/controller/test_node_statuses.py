@@ -11,8 +11,8 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.cordon import unschedulable_nodes
 from devalloc.api.fencing import fenced_nodes
+from devalloc.controller.event_recorder import EventRecorder
 from devalloc.controller.metrics import ControllerMetrics
-from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.fenced import held_objects
 from devalloc.usage.overview import build_overview, node_statuses
 from devalloc.usage.overview.cache import CachedOverview

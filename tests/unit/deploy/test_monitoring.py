@@ -17,9 +17,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from devalloc.api import meta
+from devalloc.controller.event_recorder import EventRecorder
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
-from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.store import Key
 from devalloc.usage.accounting.metrics import UsageCollector

@@ -14,8 +14,9 @@ from unittest.mock import Mock
 import pytest
 
 from devalloc.api import cordon
+from devalloc.controller.event_recorder import EventRecorder
 from devalloc.controller.metrics import ControllerMetrics
-from devalloc.controller.reconcile.events import EventRecorder, ObjectEvent
+from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.store import Listing
 from devalloc.usage.overview import build_overview, fleet_monitor
 from devalloc.usage.overview.cache import CachedOverview
