@@ -23,7 +23,6 @@ from devalloc.api.problems import Problem
 from devalloc.cli.command import BadInput, is_recursive
 from devalloc.cli.example_files import example_folders
 from devalloc.cli.render.output import show_spinner
-from devalloc.cli.resource_claims import is_pod_with_claims
 from devalloc.cli.terminal import print_note
 from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign, is_left_aside
 from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_config_annotation
@@ -78,6 +77,12 @@ def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: 
         is_built_in = "." not in group or group.endswith(".k8s.io")
         unless = "" if is_built_in else ", unless a class or a claim names the object in its configs"
         yield f"{about}: devalloc does not use this kind{unless}"
+
+
+def is_pod_with_claims(content: Any) -> bool:
+    """Whether it is a Pod that names claims or templates."""
+    spec = content.get("spec") if isinstance(content, dict) and content.get("kind") == "Pod" else None
+    return isinstance(spec, dict) and bool(spec.get("resourceClaims"))
 
 
 def _is_read(api_version: str, kind: str) -> bool:

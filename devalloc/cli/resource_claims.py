@@ -53,12 +53,6 @@ def of_kind(objects: Iterable[Any], kind: str) -> Iterator[Object]:
             yield one
 
 
-def is_pod_with_claims(content: Any) -> bool:
-    """Whether it is a Pod that names claims or templates."""
-    spec = content.get("spec") if isinstance(content, dict) and content.get("kind") == "Pod" else None
-    return isinstance(spec, dict) and bool(spec.get("resourceClaims"))
-
-
 def _has_name(content: Object) -> bool:
     metadata = content.get("metadata")
     return isinstance(metadata, dict) and isinstance(metadata.get("name"), str)

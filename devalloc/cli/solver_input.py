@@ -13,9 +13,9 @@ from devalloc.api.cordon import apply_all_cordons, is_node, is_readable_node
 from devalloc.api.owner_names import POD
 from devalloc.api.problems import Problem
 from devalloc.cli.command import BadInput
-from devalloc.cli.documents import ManifestDocuments, print_problems, read_manifests
+from devalloc.cli.documents import ManifestDocuments, is_pod_with_claims, print_problems, read_manifests
 from devalloc.cli.options.places import StoreTarget
-from devalloc.cli.resource_claims import TEMPLATE, is_pod_with_claims, of_kind
+from devalloc.cli.resource_claims import TEMPLATE, of_kind
 from devalloc.cli.target import open_target
 from devalloc.cli.terminal import print_note
 from devalloc.controller.manifest_apply import overlay_manifests

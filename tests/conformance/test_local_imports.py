@@ -124,6 +124,18 @@ def test_a_help_loads_nothing_that_costs(subject: str) -> None:
     assert "devalloc.cli.verbs" not in loaded  # what the verbs do
 
 
+@pytest.mark.parametrize(
+    ("module", "spared"),
+    [
+        ("devalloc.machines.schedule.what_if", "asyncio"),  # what explain, solve and capacity ask
+        ("devalloc.cli.documents", "devalloc.cli.target"),  # what reads manifests
+        ("devalloc.cli.solver_input", "devalloc.cli.pod_claims"),  # where manifests have no pods
+    ],
+)
+def test_a_question_about_manifests_loads_only_what_answers_it(module: str, spared: str) -> None:
+    assert spared not in loaded_by(module)
+
+
 def test_there_are_no_more_of_them() -> None:
     counted = {(module, line) for root in ROOTS for module in modules_in(root) for line, _ in local_imports(module)}
     assert len(counted) <= LIMIT
