@@ -48,7 +48,7 @@ def registered(group: str) -> list[EntryPoint]:
     """What installed packages register in a group, in the order of its names."""
     if not any(map(_has_any, sys.path)):
         return []
-    from importlib.metadata import entry_points  # takes 15 ms, and as long again to read all packages
+    from importlib.metadata import entry_points  # takes 18 ms, and 5 more to read all packages
 
     return sorted(entry_points(group=group), key=lambda each: (each.name, each.value))
 
