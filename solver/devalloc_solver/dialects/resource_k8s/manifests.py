@@ -151,7 +151,7 @@ def _check_selectors(selectors: Sequence[str], path: str) -> None:
 
 def check_unique(names: Sequence[str], path: str, what: str) -> None:
     """Raises FieldError for a name that is there twice."""
-    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise FieldError(path, f"has two {what} named {twice.rpartition('/')[2]!r}; rename one")
 

@@ -10,6 +10,7 @@ from pydantic import PlainValidator, TypeAdapter, ValidationError
 
 from devalloc_solver.dialects.resource_k8s import decode, slices
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, Text
+from devalloc_solver.dialects.resource_k8s.manifests import check_unique
 from devalloc_solver.dialects.resource_k8s.slices import (
     DeviceAttribute,
     SliceDevice,
@@ -188,3 +189,22 @@ def test_devices_are_equal_only_to_themselves() -> None:
 def described(device: Any) -> list[object]:
     values = [(name, getattr(device, name)) for name in device.__slots__ if name != "consumes"]
     return [*values, [(one.counter_set, one.counters, one.groups) for one in device.consumes]]
+
+
+class _Compared(str):
+    """A name that counts how often it is compared."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Compared.times += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_name_is_not_compared_with_each_other_one() -> None:
+    check_unique([_Compared(f"x{number}") for number in range(1000)], "claims", "entries")
+    assert _Compared.times < 10_000
+    with pytest.raises(FieldError, match="has two entries named 'x'; rename one"):
+        check_unique(["x", "y", "x"], "claims", "entries")
