@@ -37,7 +37,7 @@ def load(one: EntryPoint, of_type: type[Any]) -> Any:
     """Load what an entry point names. Raises BadPackage, whatever the package raises."""
     try:
         value = one.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadPackage(one.value, f"importing it fails: {type(error).__name__}: {error}") from error
     if not isinstance(value, of_type):
         raise BadPackage(one.value, f"it is no {of_type.__name__}")
@@ -45,12 +45,16 @@ def load(one: EntryPoint, of_type: type[Any]) -> Any:
 
 
 def registered(group: str) -> list[EntryPoint]:
-    """What installed packages register in a group, in the order of its names."""
+    """What installed packages register in a group, in the order of its names. Raises BadPackage."""
     if not any(map(_has_any, sys.path)):
         return []
     from importlib.metadata import entry_points  # takes 18 ms, and 5 more to read all packages
 
-    return sorted(entry_points(group=group), key=lambda each: (each.name, each.value))
+    try:
+        entries = entry_points(group=group)
+    except Exception as error:
+        raise BadPackage(group, f"an entry_points.txt cannot be read: {type(error).__name__}: {error}") from error
+    return sorted(entries, key=lambda each: (each.name, each.value))
 
 
 def _has_any(folder: str) -> bool:

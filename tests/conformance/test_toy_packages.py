@@ -232,6 +232,19 @@ def test_a_kind_that_cannot_be_loaded_ends_a_command_with_one_line(tmp_path: Pat
     assert "Usage" in fleet("get", "--help")
 
 
+def test_a_package_that_exits_when_it_is_imported_is_an_error(tmp_path: Path) -> None:
+    broken(tmp_path, "devalloc.kinds", "raise SystemExit(0)\n")
+    output = Fleet(tmp_path, tmp_path)("get", "claims")
+    assert "a package adds broken_package:ADDED to devalloc, but importing it fails: SystemExit: 0;" in output
+
+
+@pytest.mark.parametrize("entry_points", ["[devalloc.kinds]\nno value\n", "[devalloc.kinds]\na = b\n[c]\nd\n"])
+def test_entry_points_that_cannot_be_read_end_a_command_with_one_line(tmp_path: Path, entry_points: str) -> None:
+    register(tmp_path, entry_points)
+    (line,) = Fleet(tmp_path, tmp_path)("get", "claims").splitlines()
+    assert line.startswith("error: a package adds devalloc.kinds to devalloc, but an entry_points.txt cannot be read: ")
+
+
 def test_what_is_not_of_its_group_ends_a_command_with_one_line(tmp_path: Path) -> None:
     broken(tmp_path, "devalloc.kinds", "ADDED = 'Loan'\n")
     assert "broken_package:ADDED to devalloc, but it is no ApiKind" in Fleet(tmp_path, tmp_path)("get", "claims")
