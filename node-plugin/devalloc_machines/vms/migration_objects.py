@@ -17,6 +17,7 @@ from devalloc.api import meta
 from devalloc.api.conditions import with_migration_conditions
 from devalloc.api.views import MachineView, MigrationView, as_mapping
 from devalloc.api.virtual_machine_migration import MigrationDestination, MigrationOffer
+from devalloc.printable import printable
 from devalloc.store import Object, Store
 from devalloc_machines.qemu.migration import Progress
 from devalloc_machines.vms import objects
@@ -164,7 +165,8 @@ def with_target_reservation(machine: Object) -> Object:
 
 def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"[:_MAX_REASON]
+    what = ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
+    return printable(what[:_MAX_REASON])[:_MAX_REASON]
 
 
 def _now() -> str:

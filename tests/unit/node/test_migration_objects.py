@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,15 @@ from tests.support.migration_nodes import migration
 RUN = "7d3c2f3e-0000-4000-8000-00000000a001"
 SIZE = st.integers(0, 2**40)
 DIGEST = st.sampled_from(["0f" * 32, "a1" * 32])
+
+
+OFFER: Object = {
+    "run": RUN,
+    "accel": "tcg",
+    "platform": {"machineType": "pc-q35-7.2", "firmware": {"codeDigest": "0" * 64, "variablesSize": 1}},
+    "amounts": {"cpuMilli": 1000, "vcpus": 1, "memoryBytes": 2**28},
+    "certificate": "PEM",
+}
 
 
 @st.composite
@@ -107,13 +117,7 @@ def test_the_target_reads_what_the_source_writes(offered: MigrationOffer) -> Non
     ],
 )
 def test_an_offer_that_no_source_makes_is_refused(path: tuple[str, ...], value: Any) -> None:
-    offer: Object = {
-        "run": RUN,
-        "accel": "tcg",
-        "platform": {"machineType": "pc-q35-7.2", "firmware": {"codeDigest": "0" * 64, "variablesSize": 1}},
-        "amounts": {"cpuMilli": 1000, "vcpus": 1, "memoryBytes": 2**28},
-        "certificate": "PEM",
-    }
+    offer = deepcopy(OFFER)
     moves.offer_of({"status": {"offer": offer}})
     part = offer
     for name in path[:-1]:
@@ -121,6 +125,14 @@ def test_an_offer_that_no_source_makes_is_refused(path: tuple[str, ...], value: 
     part[path[-1]] = value
     with pytest.raises(Denied, match=path[-1]):
         moves.offer_of({"status": {"offer": offer}})
+
+
+def test_why_an_offer_is_refused_is_one_line_of_visible_characters() -> None:
+    with pytest.raises(Denied, match=r"cannot be read: \\x1b\[31m\\n: Extra inputs"):
+        moves.offer_of({"status": {"offer": {**OFFER, "\x1b[31m\n": 1}}})
+    for missing in ({}, {"status": {"offer": None}}):
+        with pytest.raises(Denied, match="what the source offers cannot be read: Input should be"):
+            moves.offer_of(missing)
 
 
 @pytest.mark.parametrize(
