@@ -261,8 +261,10 @@ def _question_about(
     CommandFailed."""
     kind, name = _object_to_explain(words, question, namespace)
     if kind == POD and (question.is_of_store or (namespace, name) not in question.claims_of_pods):
-        how = "explain its claims: devalloc explain resourceclaim/NAME, or give its manifests with -f"
-        raise NoSuchObject(f"there is no pod {namespace}/{name} with claims in manifests; {how}")
+        pods = [pod for within, pod in question.claims_of_pods if within == namespace and not question.is_of_store]
+        how = "; explain its claims: devalloc explain resourceclaim/NAME, or give its manifests with -f"
+        how = similar_names_hint(name, pods) or how
+        raise NoSuchObject(f"there is no pod {namespace}/{name} with claims in manifests{how}")
     if kind not in (RESOURCE_CLAIM, TEMPLATE):
         return question, kind, name
     if question.is_of_store:

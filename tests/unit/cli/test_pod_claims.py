@@ -238,6 +238,12 @@ def test_pods_that_share_a_claim_are_on_one_node_with_all_their_claims(devalloc:
     assert [one["node"] for one in json.loads(shown.out)["claims"]] == ["n1"] * 3
 
 
+def test_a_pod_that_is_not_in_manifests_is_an_error_with_those_that_are(devalloc: Shell) -> None:
+    there = "there is no pod default/wbe with claims in manifests; did you mean web?"
+    assert there in devalloc("explain", "pod/wbe", "-f", "-", stdin=WEB).err
+    assert "; there are db, web\n" in devalloc("explain", "pod/cache", "-f", "-", stdin=WEB).err
+
+
 def test_a_pod_without_manifests_is_explained_by_its_claims(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim()))
     for words in (("pod/web",), ("pod/web", "-f", "-")):
