@@ -256,12 +256,13 @@ class VirtualMachineLoop:
         self._is_stale = True
         of_node = [one for one in messages if isinstance(one, str)]
         changes = self._list() if is_all else [one for one in messages if isinstance(one, Event)]
+        owners = self._operations.machines.owners() if is_all else None
         claims = {key for one in of_node for key in self._claims_of_change(one)}
         for change in changes:
-            claims |= self._take_change(change, is_listed=is_all)
+            claims |= self._take_change(change, owners)
         if is_all or any(change.object["kind"] == _POOL for change in changes):
             self._look_at_host_pool()
-        self._look_at_claims([self._claims[key] for key in claims if key in self._claims])
+        self._look_at_claims([self._claims[key] for key in claims if key in self._claims], owners)
         is_gone = any(one.type is EventType.DELETED and one.object["kind"] == objects.KIND for one in changes)
         if is_all or is_gone:
             self._look_at_orphans(self._operations.machines.owners())
@@ -285,15 +286,16 @@ class VirtualMachineLoop:
             *(Event(EventType.MODIFIED, obj, "") for obj in now.values()),
         ]
 
-    def _take_change(self, change: Event, *, is_listed: bool) -> set[ClaimKey]:
-        """Take an object as it is; the claims that this concerns."""
+    def _take_change(self, change: Event, owners: Mapping[str, str] | None) -> set[ClaimKey]:
+        """Take an object as it is; the claims that this concerns. ``owners``: of all machines here, if all objects are
+        listed: then the journal is not asked for each."""
         obj, is_gone = change.object, change.type is EventType.DELETED
         if obj["kind"] == objects.KIND:
             claims = _claims_of(self._machines.get(obj["metadata"]["uid"])) | _claims_of(obj)
             if is_gone:
                 self._machine_gone(obj)
             else:
-                self._machine_is(obj, is_listed=is_listed)
+                self._machine_is(obj, owners)
             return claims
         if obj["kind"] == _POOL:
             return set()
@@ -327,27 +329,31 @@ class VirtualMachineLoop:
             return {(namespace, name)}
         return _claims_of(self._machines.get(self._uids.get(key, "")))
 
-    def _machine_is(self, obj: Object, *, is_listed: bool) -> None:
+    def _machine_is(self, obj: Object, owners: Mapping[str, str] | None) -> None:
         """Take a VirtualMachine as it is, and add it if it changed, or if a listing shows that its status is not what
-        was last written: two writers that dispute a status must not wake each other with every write."""
+        was last written: two writers that dispute a status must not wake each other with every write. ``owners``: as
+        of ``_take_change``."""
         uid, key = obj["metadata"]["uid"], objects.key_of(obj)
         before = self._machines.get(uid)
         self._machines[uid], self._uids[key] = obj, uid
-        if before is None or _claims_of(before) != _claims_of(obj):
+        if is_changed := before is None or before["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
             self._forget_user(before)
             for claim in _claims_of(obj):
                 self._users.setdefault(claim, set()).add(uid)
         name, node = f"vm {uid}", self._operations.node_name
-        is_known = is_listed or name in self._items
+        is_here = node in (views.MachineView(obj).node, objects.holder_of(obj))
         # Its machine may be here even if a user took the object from this node by hand.
-        is_here = node in (views.MachineView(obj).node, objects.holder_of(obj)) or (is_known and self._has_machine(obj))
+        if not is_here and owners is not None:
+            is_here = owners.get(key) == uid
+        elif not is_here and name in self._items:
+            is_here = self._operations.machines.owner(key) == uid
         if not is_here:
             self._drop(name)
             return
         item = self._item(name, partial(self._look_after, uid))
-        if before is None or before["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
+        if is_changed:
             self.worker.add(name)
-        if is_listed and item.written is not None and own_status(obj) != item.written:
+        if owners is not None and item.written is not None and own_status(obj) != item.written:
             self._make_due(name, item)
 
     def _why_not_here(self, key: str) -> str:
@@ -391,14 +397,18 @@ class VirtualMachineLoop:
             if f"vm {uid}" in self._items:
                 self.worker.add(f"vm {uid}")
 
-    def _look_at_claims(self, claims: Sequence[Object]) -> None:
-        """Write on claims who uses them, and add those that this node is to unprepare."""
-        node = self._operations.node_name
-        held = [one for claim in claims for one in self._operations.claims.held(claim["metadata"]["uid"])]
+    def _look_at_claims(self, claims: Sequence[Object], owners: Mapping[str, str] | None) -> None:
+        """Write on claims who uses them, and add those that this node is to unprepare. ``owners``: as of
+        ``_take_change``."""
+        node, here = self._operations.node_name, self._operations.claims
+        if owners is not None:
+            held = here.held()
+        else:
+            held = [one for claim in claims for one in here.held(claim["metadata"]["uid"])]
         claimed.write_users(self._store, claims, held, node)
         users = {uid for claim in claims for uid in self._users.get(_claim_key(claim), ())}
         machines = [self._machines[uid] for uid in users]
-        is_owned = self._operations.machines.owner
+        is_owned = self._operations.machines.owner if owners is None else owners.get
         due = {f"claim {one.ref.uid}": one for one in claimed.due_unprepares(claims, machines, held, node, is_owned)}
         for claim in claims:
             name = f"claim {claim['metadata']['uid']}"
@@ -520,9 +530,6 @@ class VirtualMachineLoop:
         return Again(self._settings.resync)
 
     # Machines whose objects are gone.
-
-    def _has_machine(self, obj: Object) -> bool:
-        return bool(self._operations.machines.owner(objects.key_of(obj)) == obj["metadata"]["uid"])
 
     def _is_same_store(self, gone: Collection[str]) -> bool:
         """Whether the objects come from the same store as before: another store does not show that an object is gone.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from devalloc.worker import UNTRIED, Again, Pace, Why, Worker, in_thread
 from devalloc_machines.service.operations import MachineOperations
@@ -73,9 +73,13 @@ class RequestLoop:
         self.worker.tell(*(key for kind, _, key in (one.partition(" ") for one in changed) if kind == "machine"))
 
     def _take(self, keys: Sequence[str]) -> None:
-        """Have machines that changed looked at, but for those of objects: their loop cares for them."""
-        for key in dict.fromkeys(keys):
-            if self._operations.machines.owner(key):
+        """Have machines that changed looked at."""
+        self._look_at({key: self._operations.machines.owner(key) for key in keys})
+
+    def _look_at(self, owners: Mapping[str, str | None]) -> None:
+        """Have machines looked at, but for those of objects: their loop cares for them. ``owners``: by key."""
+        for key, uid in owners.items():
+            if uid:
                 self._problems.pop(key, None)
             else:
                 self.worker.add(key)
@@ -83,7 +87,7 @@ class RequestLoop:
     def _work(self, key: str | None, why: Why) -> Again | None:
         """Bring a machine nearer to its request, or have all of them looked at."""
         if key is None:
-            self._take(list(self._operations.machines.owners()))
+            self._look_at(self._operations.machines.owners())
             return Again(self._resync)
         try:
             outcome = self._keeper.keep_request(key)

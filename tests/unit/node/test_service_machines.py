@@ -100,6 +100,18 @@ def test_it_is_scaled_as_it_was_created_from_its_start_to_its_end(
     assert scalers.by_key == {}
 
 
+def test_a_look_at_all_machines_reads_the_journal_once(
+    plugin: Served, scalers: FakeScalers, created: RequestLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plugin.node.CreateMachine(creation(scaling=SCALED)).result.outcome == DONE
+    read: list[str] = []
+    created.worker.round()
+    monkeypatch.setattr(plugin.machines, "owner", read.append)
+    look_at_requests(created)
+    assert read == []
+    assert KEY in scalers.by_key
+
+
 def test_one_whose_record_cannot_be_read_is_scaled_as_before(
     plugin: Served, scalers: FakeScalers, created: RequestLoop
 ) -> None:

@@ -39,6 +39,7 @@ from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
+from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_solver import solve_manifests
 from tests.support.host_pools import host
 from tests.support.machine_allocator import machine_allocator
@@ -1506,6 +1507,26 @@ class TestLoop:
         world.machines.end("default/web")  # and no event said so
         world.round(times=2)
         assert get("default/web").runs, "it was seen to have ended, and started again"  # type: ignore[union-attr]
+
+    def test_a_listing_reads_the_journal_once_for_all_machines_and_claims(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(3):
+            world.apply(vm(f"here-{number}"))
+            world.machines.as_seen.add(f"default/here-{number}")
+            world.apply(vm(f"elsewhere-{number}", nodeName="node-b"))
+            world.claim(f"used-{number}", "pool/toy0", node="node-b")
+            used = world.store.get("DeviceClaim", "default", f"used-{number}")
+            users = {"podNames": [f"default/elsewhere-{number}"]}
+            world.store.replace_status({**used, "status": {**used["status"], **users}})
+        world.round(times=2)
+        read: list[object] = []
+        held = ClaimRegistry.held
+        monkeypatch.setattr(world.machines, "owner", read.append)
+        monkeypatch.setattr(ClaimRegistry, "held", lambda self, uid=None: read.append(uid) or held(self, uid))
+        world.round(pause=30)
+        assert world.machines.glances, "they are settled"
+        assert set(read) == {None}, "all at once, and none by itself"
 
     @pytest.mark.parametrize(
         "wrong", [{"phase": "Unknown", "reason": "MonitorUnreachable", "pid": 1}, {"message": "of another"}, None]
