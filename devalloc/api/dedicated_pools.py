@@ -26,6 +26,10 @@ KEYS = (
     ),
 )
 """See ``meta.KEYS``."""
+NOT_ANSWERED = (
+    "devalloc's controller allocates no ResourceClaims: devalloc install --resource-claims, or remove the label"
+)
+"""The answer to labelled claims, where its option is off."""
 DEDICATED_SUFFIX = ".devalloc"
 TAINT = {"key": ALLOCATOR_KEY, "value": DEVALLOC, "effect": "NoSchedule"}
 

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc.api.meta import parse_time
+from devalloc.api.dedicated_pools import NOT_ANSWERED
+from devalloc.api.meta import CONTROLLER_LEASE, parse_time
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import CommandFailed
@@ -175,18 +176,16 @@ def current_user(store: Store) -> str:
 def unanswered_claims_note(store: Store) -> str:
     """A sentence if a cluster's controller is installed and answers no ResourceClaims; "" otherwise, or if the user may
     not read that."""
-    from devalloc.controller.leader.election import LEASE_NAME
     from devalloc.store.kubernetes import ApiError, KubernetesStore
-    from devalloc.usage.overview.claims import NOT_ANSWERED
 
     if not isinstance(store, KubernetesStore):
         return ""
     try:
-        store.client.get(_BINDING.format(LEASE_NAME))
+        store.client.get(_BINDING.format(CONTROLLER_LEASE))
     except ApiError:
         return ""
     try:
-        store.client.get(_BINDING.format(f"{LEASE_NAME}-resourceclaims"))
+        store.client.get(_BINDING.format(f"{CONTROLLER_LEASE}-resourceclaims"))
     except ApiError as error:
         return NOT_ANSWERED if error.is_not_found else ""
     return ""
@@ -203,16 +202,15 @@ def unanswered_advice(store: Store) -> str:
 
 def missing_controller_note(store: Store) -> str:
     """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
-    from devalloc.controller.leader.election import LEASE_NAME
     from devalloc.store.kubernetes import ApiError, KubernetesStore
 
     if not isinstance(store, KubernetesStore):
         return ""
     namespace = store.namespace
     try:
-        binding = store.client.get(_BINDING.format(LEASE_NAME))
+        binding = store.client.get(_BINDING.format(CONTROLLER_LEASE))
         namespace = next((each["namespace"] for each in binding.get("subjects", ()) if "namespace" in each), namespace)
-        renewed = str(store.client.get(_LEASE.format(namespace, LEASE_NAME))["spec"].get("renewTime") or "")
+        renewed = str(store.client.get(_LEASE.format(namespace, CONTROLLER_LEASE))["spec"].get("renewTime") or "")
         age = (datetime.now(UTC) - parse_time(renewed)).total_seconds()
     except ApiError as error:
         if error.is_not_found:

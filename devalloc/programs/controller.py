@@ -18,7 +18,8 @@ from functools import partial
 from aiohttp import web
 from markupsafe import Markup
 
-from devalloc.api.meta import LABELS_NODES
+from devalloc.api.dedicated_pools import NOT_ANSWERED
+from devalloc.api.meta import CONTROLLER_LEASE, LABELS_NODES
 from devalloc.api.serving import unserved_text
 from devalloc.api.views import ClaimView
 from devalloc.controller import http_endpoints
@@ -26,7 +27,7 @@ from devalloc.controller.authorization import ClusterAuthorizer
 from devalloc.controller.event_recorder import EventRecorder
 from devalloc.controller.fencing_program import NodeFencer
 from devalloc.controller.http_endpoints import HttpSite, SitePage
-from devalloc.controller.leader.election import GRACE_SECONDS, LEASE_NAME, LeaderElection
+from devalloc.controller.leader.election import GRACE_SECONDS, LeaderElection
 from devalloc.controller.leader.lease import Lease, LeaseLost, LeaseTerm
 from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator, DeviceClaimRound
@@ -61,7 +62,6 @@ from devalloc.usage.accounting import UsageAccountant
 from devalloc.usage.accounting.metrics import UsageCollector
 from devalloc.usage.accounting.report import GROUPINGS, grouped, parse_month, read_report, report_json
 from devalloc.usage.overview.cache import OverviewCache
-from devalloc.usage.overview.claims import NOT_ANSWERED
 from devalloc.usage.overview.fleet_monitor import FleetMonitor
 from devalloc.usage.overview.metrics import FleetCollector
 from devalloc.usage.page import FleetPage
@@ -135,7 +135,7 @@ class ClusterProcess:
         self.lease = Lease(
             ObjectClient(client.within(renewed / LEASE_ATTEMPTS), settings.namespace),
             holder,
-            LEASE_NAME,
+            CONTROLLER_LEASE,
             namespace=settings.namespace,
             term=LeaseTerm(settings.lease, renewed),
         )

@@ -14,7 +14,6 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Literal, Protocol
 
-from devalloc.api.meta import CONTROLLER_LEASE
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import Lease, LeaseLost
 from devalloc.program import Loop
@@ -24,8 +23,6 @@ from devalloc.worker import DONE, repeat
 
 log = logging.getLogger(__name__)
 
-LEASE_NAME = CONTROLLER_LEASE
-"""Of the lease."""
 LEASE_SECONDS, RENEW_DEADLINE = 15.0, 10.0
 """How long others believe the lease without a renewal, and how long its holder does."""
 LOOK_SECONDS = 0.2

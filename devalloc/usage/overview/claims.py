@@ -119,10 +119,6 @@ _MAX_DEVICES = 8
 """Pods and devices of a claim that are named."""
 NO_EVENT_YET = "devalloc's controller gives it devices when a pod waits for it"
 WAITS_FOR_SCHEDULER = "kube-scheduler gives it devices when a pod uses it"
-NOT_ANSWERED = (
-    "devalloc's controller allocates no ResourceClaims: devalloc install --resource-claims, or remove the label"
-)
-"""Of labelled claims, where that option is off."""
 
 
 def summarize_device_claim(doc: Object, users: Mapping[ClaimKey, str]) -> ClaimSummary:

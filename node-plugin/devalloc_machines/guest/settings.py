@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
-from devalloc.settings import Network, build, setting, settings_of
+from devalloc.settings import Network, OneOf, build, setting, settings_of
 
 ENVIRONMENT = "DEVALLOC_GUEST_MONITOR_"
 """Each option can be set in the environment: this and its parameter in capitals."""
@@ -39,15 +39,6 @@ def _address_or_off(text: str) -> Address | None:
 
 def _networks(text: str) -> tuple[Network, ...]:
     return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"{text!r} is not one of {', '.join(names)}")
-        return text
-
-    return parse
 
 
 def _program(text: str) -> str | None:
@@ -98,7 +89,7 @@ class MonitorSettings:
     )
     cpus: str = setting(
         "Bring online all CPUs that are `plugged`, only as many as were `granted` (CPU 0 always), or `leave` them.",
-        type=_one_of("plugged", "granted", "leave"),
+        type=OneOf(["plugged", "granted", "leave"]),
         default="plugged",
         metavar="POLICY",
         usual=True,
@@ -106,7 +97,7 @@ class MonitorSettings:
     memory: str = setting(
         "How to bring plugged memory online: `movable` can be unplugged again, `kernel` serves any use, `auto` is "
         "movable up to --movable-ratio, `leave` brings none online.",
-        type=_one_of("auto", "movable", "kernel", "leave"),
+        type=OneOf(["auto", "movable", "kernel", "leave"]),
         default="auto",
         metavar="POLICY",
         usual=True,
@@ -126,7 +117,7 @@ class MonitorSettings:
         metavar="PATH",
     )
     cache_where: str = setting(
-        "Where that cache is: `disk` or `memory`.", type=_one_of("disk", "memory"), default="disk", metavar="PLACE"
+        "Where that cache is: `disk` or `memory`.", type=OneOf(["disk", "memory"]), default="disk", metavar="PLACE"
     )
     root: str = setting("The folder that contains the guest's proc and sys.", default="/", metavar="DIR")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from devalloc.api.adopted_pools import PROBE, rule_manifest
-from devalloc.api.dedicated_pools import ALLOCATOR_KEY, TAINT, dedicated_pool_name
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, NOT_ANSWERED, TAINT, dedicated_pool_name
 from devalloc.store import Event, Expired, Forbidden, KindNotServed, Listing, Unavailable
 from devalloc.usage.overview import CardSummary, build_overview
 from devalloc.usage.overview.cache import NO_KINDS_MESSAGE, STALE_MESSAGE, OverviewCache
-from devalloc.usage.overview.claims import NO_EVENT_YET, NOT_ANSWERED, WAITS_FOR_SCHEDULER, needs_events
+from devalloc.usage.overview.claims import NO_EVENT_YET, WAITS_FOR_SCHEDULER, needs_events
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.overview_checks import adds_up, devices_of
 from tests.support.resource_manifests import (
