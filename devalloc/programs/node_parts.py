@@ -37,7 +37,7 @@ from devalloc_machines.vms.status import permitted_on
 from devalloc_neon.informant_client import informant_channel
 from devalloc_node.claims.journal_content import grant_of
 from devalloc_node.claims.store_grants import KIND, StoreGrants
-from devalloc_node.daemon import Publisher
+from devalloc_node.daemon import Publisher, when_settled
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.health.conditions import ClaimConditions
 from devalloc_node.host.boundary import DryRun, Host
@@ -233,7 +233,6 @@ def store_machines(
         settings=settings,
         removed=node.metrics.removed,
         controls=controls,
-        settle=part.settle,
     )
     node.rounds.append(lambda: machines.worker.began)
     migrations = MigrationLoop(
@@ -244,9 +243,9 @@ def store_machines(
         replace(part.settings.machines.migrations, sys=node.settings.root / "sys"),
         resync=node.settings.resync,
         grace=node.settings.grace,
-        settle=part.settle,
     )
-    return [machines.run, migrations.run, *(each.run for each in (scalers, runners) if each is not None)]
+    changing = [partial(when_settled, node, loop) for loop in (machines.run, migrations.run)]
+    return [*changing, *(each.run for each in (scalers, runners) if each is not None)]
 
 
 def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:

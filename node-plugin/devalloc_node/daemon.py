@@ -114,7 +114,7 @@ FILES = 65536
 """Open files that are enough for all machines of a host."""
 SETTLE_SECONDS, MAX_SETTLE_SECONDS = 1.0, 30.0
 """The pauses before it is asked again what was taken away from this node."""
-_UNSETTLED = "nothing is published before it is known whether this node was fenced"
+_UNSETTLED = "nothing is published, and no machine is changed, before it is known whether this node was fenced"
 LOOP_SECONDS = 2.0
 """How long a stop waits for all loops. What they leave unfinished is in the journal, or was not begun."""
 
@@ -160,7 +160,7 @@ def daemon(
             _settle(node)
         except NodeError as error:
             log.warning("%s: %s", _UNSETTLED, error)
-            published = [partial(_when_settled, node, one) for one in publishing.loops]
+            published = [partial(when_settled, node, one) for one in publishing.loops]
         stack.enter_context(serving(node, say))
         claims = _claim_worker(node, say)
 
@@ -246,7 +246,8 @@ def _settle(node: Node) -> float:
     return DONE
 
 
-def _when_settled(node: Node, loop: Loop, stop: threading.Event) -> None:
+def when_settled(node: Node, loop: Loop, stop: threading.Event) -> None:
+    """Run a loop that must not begin before what was taken away from this node is ended."""
     repeat(stop, partial(_settle, node), SETTLE_SECONDS, _UNSETTLED, most=MAX_SETTLE_SECONDS, expected=(NodeError,))
     if not stop.is_set():
         loop(stop)

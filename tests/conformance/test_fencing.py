@@ -71,19 +71,21 @@ class FencedPlugin(Plugin):
 
     def start(self, store: Any) -> None:
         self.inner = store
-        self.is_down = self.has_settled = False
+        self.is_down = self.has_settled = self._is_settled = False
         cut = CutStore(store, lambda: self.is_cut)
         super().start(cut)
-        self.loop._settle = partial(  # as node_parts gives it
-            fencing.settle, cut, self.operations, partial(fence_statement, cut, self.node)
-        )
+        statement = partial(fence_statement, cut, self.node)
+        self._settle = partial(fencing.settle, cut, self.operations, statement)  # as node_parts gives it
 
     def round(self) -> None:
         if self.is_down:
             return
         with suppress(StoreError, NodeError):
+            if not self._is_settled:  # as the daemon has its loops wait
+                self._settle()
+                self._is_settled = True
             super().round()
-            self.has_settled = self.loop._is_settled and not self.is_cut
+            self.has_settled = not self.is_cut
 
     def kill(self) -> None:
         """kill -9 of the plugin; its QEMU lives."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,15 +18,17 @@ from devalloc.programs.node_parts import store_machines, store_source
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_machines.part import MachineSettings, machines_of
 from devalloc_machines.qemu.settings import MachineConfig
-from devalloc_machines.vms import MigrationLoop, fencing
-from devalloc_machines.vms.migrations import ALL
+from devalloc_machines.service.operations import MachineOperations
+from devalloc_machines.vms import MigrationLoop, VirtualMachineLoop, fencing
+from devalloc_node import daemon
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import Failed
 from devalloc_node.node import open_node
+from devalloc_node.parts import NodePart
 from tests.machine.test_migration import TwoNodes, nodes, qemu, small
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.migration_kills import MovingNode, TwoPlugins
-from tests.support.waiting import LONG, until
+from tests.support.waiting import in_threads, until
 
 __all__ = ["nodes", "qemu", "small"]
 WHY = "by ada: no power"
@@ -70,13 +75,6 @@ def come_back(plugins: TwoPlugins, here: MovingNode) -> None:
         fencing.settle(store, here.migrations._operations, lambda: WHY)
 
 
-def look(loop: MigrationLoop) -> None:
-    """One look which machines are concerned."""
-    loop.worker.add(ALL)
-    loop.worker.round()
-    assert loop.worker.drain(LONG)
-
-
 @pytest.mark.parametrize("how_far", [received, handed_over])
 @pytest.mark.parametrize("lost", ["a", "b"])
 def test_a_fenced_node_that_comes_back_ends_what_was_moving(
@@ -96,45 +94,53 @@ def test_a_fenced_node_that_comes_back_ends_what_was_moving(
     assert not fenced_from(plugins.machine()), "it is confirmed"
 
 
-def test_a_plugin_ends_what_was_taken_away_from_it_before_machines_move(small: TwoNodes, tmp_path: Path) -> None:
+def test_a_plugin_ends_what_was_taken_away_from_it_before_it_changes_machines(
+    small: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "SETTLE_SECONDS", 0.01)
     host = FakeHost(tmp_path / "host")
     host.proc("sys/kernel/random/boot_id", "boot-1\n")
     settings = MachineSettings(
         "a", BindingConfig("a"), root=tmp_path / "host", state=tmp_path / "plugin", machines=small.first
     )
+    did: list[str] = []
+
+    def settle(operations: MachineOperations) -> None:
+        did.append("settle")
+        if len(did) == 1:
+            raise Failed("StoreUnavailable", "it is not known whether this node was fenced")
+
+    for loop, name in ((VirtualMachineLoop, "machines"), (MigrationLoop, "migrations")):
+        monkeypatch.setattr(loop, "run", lambda self, stop, name=name: did.append(name))
     with (
         closing(SQLiteStore(tmp_path / "store.db")) as store,
         open_node(settings, LocalHost(host), store_source(store, "a")) as node,
     ):
-        loops = [getattr(run, "__self__", None) for run in store_machines(store, node)]
-        (loop,) = (one for one in loops if isinstance(one, MigrationLoop))
-        settled: list[object] = []
         part = machines_of(node)
-        part.source = replace(part.source, settle=settled.append)
-        look(loop)
-        look(loop)
-        assert settled == [part.operations], "once"
+        part.source = replace(part.source, settle=settle)
+        for run in store_machines(store, node):
+            run(threading.Event())
         part.machines.close()
+    assert did == ["settle", "settle", "machines", "settle", "migrations"]
 
 
-def test_nothing_moves_before_it_is_settled_what_was_taken_away(small: TwoNodes, tmp_path: Path) -> None:
+def test_nothing_moves_before_it_is_settled_what_was_taken_away(
+    small: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "SETTLE_SECONDS", 0.01)
     plugins = begun(small, tmp_path)
     with plugins.node("a") as a, plugins.node("b") as b:
         handed_over(a, b, plugins)
+    seen: list[str] = []
+
+    class Unknown(NodePart):
+        def settle(self) -> None:
+            seen.append(plugins.run_states()["b"])
+            if len(seen) < 3:
+                raise Failed("StoreUnavailable", "it is not known whether this node was fenced")
+
     with plugins.node("b") as b:
-
-        def unknown() -> None:
-            raise Failed("StoreUnavailable", "it is not known whether this node was fenced")
-
-        b.migrations._settle = unknown
-        look(b.migrations)
-        assert b.migrations.worker.failures(ALL) == 1
-        assert plugins.run_states()["b"] == "paused"
-        b.migrations._settle = lambda: None
-        look(b.migrations)
-
-        def is_taken_over() -> bool:
-            b.migrations.worker.round()
-            return plugins.run_states()["b"] == "running"
-
-        until(is_taken_over)
+        node = SimpleNamespace(settings=SimpleNamespace(dry_run=False), parts=[Unknown()])
+        with in_threads(partial(daemon.when_settled, node, b.migrations.run)):  # type: ignore[arg-type]
+            until(lambda: plugins.run_states()["b"] == "running", "it is taken over")
+    assert seen == ["paused"] * 3

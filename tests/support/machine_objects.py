@@ -78,8 +78,8 @@ class MachineObject:
             ChangeNotifier(),
             settings=LoopSettings(resync=0),
             execution=LoopExecution(lambda: self._now, spawn=lambda work: work()),
-            settle=lambda: fencing.settle(self.gated, operations, self._statement),
         )
+        self._is_settled = False
 
     def close(self) -> None:
         self.store.close()
@@ -93,6 +93,9 @@ class MachineObject:
         self._now += 400.0
         with suppress(NodeError, StoreError):  # tried again
             self.operations.machines.settle()
+            if not self._is_settled:  # as the daemon has its loops wait
+                fencing.settle(self.gated, self.operations, self._statement)
+                self._is_settled = True
             full_round(self.loop)
 
     def until(self, is_so: Callable[[], object], what: str) -> None:

@@ -127,11 +127,9 @@ class VirtualMachineLoop:
         removed: Callable[[str], None] = lambda what: None,
         execution: LoopExecution | None = None,
         controls: MachineControls | None = None,
-        settle: Callable[[], None] = lambda: None,
     ) -> None:
         """``notifier`` reports which machines and claims changed. ``removed`` is called with ``machine`` when one whose
-        object is gone was removed, for the metrics. ``settle``: called before the first round, again until it does not
-        raise: it ends what was taken away from this node (``fencing``)."""
+        object is gone was removed, for the metrics."""
         execution = execution or LoopExecution()
         self._store = store
         self._operations = operations
@@ -162,8 +160,6 @@ class VirtualMachineLoop:
             controls=controls,
             aside=self.worker.aside,
         )
-        self._settle = settle
-        self._is_settled = False
         self._is_stale = True
         """Whether changes were missed, so that all objects must be listed."""
         self._machines: dict[str, Object] = {}
@@ -249,9 +245,6 @@ class VirtualMachineLoop:
 
     def _take(self, messages: Sequence[Listed | Event | str]) -> None:
         """Take what changed. Raises StoreError, NodeError."""
-        if not self._is_settled:
-            self._settle()
-            self._is_settled = True
         is_all = self._is_stale or any(isinstance(one, Listed) or one == _MISSED for one in messages)
         self._is_stale = True
         of_node = [one for one in messages if isinstance(one, str)]

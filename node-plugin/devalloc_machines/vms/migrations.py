@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -95,17 +94,14 @@ class MigrationLoop:
         *,
         resync: float = 60.0,
         grace: float = 300.0,
-        settle: Callable[[], None] = lambda: None,
     ) -> None:
         """``resync``: seconds between looks at all migrations without an event; ``grace``: how long the object of a
-        machine must be gone before what is here of its move is removed (T16). ``settle`` ends what was taken away from
-        this node; it is called before the first round, again until it does not raise Failed."""
+        machine must be gone before what is here of its move is removed (T16)."""
         self._sys = settings.sys
         self._store, self._operations, self._machines = store, operations, machines
         self._notifier, self._settings = notifier, settings
         self._node = operations.node_name
         self._resync, self._grace = resync, grace
-        self._settle, self._is_settled = settle, False
         self._stop = threading.Event()
         pace = Pace(_RETRY_SECONDS, _RETRY_SECONDS, threads=_THREADS, expected=(NodeError, StoreError))
         self.worker: Worker[str, object] = Worker("cannot go on with migrations", self._work, pace=pace)
@@ -158,9 +154,6 @@ class MigrationLoop:
                 self._waiting.discard(key)
                 return None
             return Again(pause)
-        if not self._is_settled:
-            self._settle()
-            self._is_settled = True
         for each in self.concerned():
             self.worker.add(each)
         return Again(self._resync)
