@@ -235,7 +235,7 @@ class TemplateSpec(Strict):
     """The spec of a ResourceClaimTemplate: what the claims that are made from it get."""
 
     spec: dict[Any, Any]
-    metadata: Annotated[Ignored, Field()] = None
+    metadata: dict[Any, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
