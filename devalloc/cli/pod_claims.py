@@ -13,6 +13,7 @@ from devalloc.api.meta import GROUP, POD_CLAIM_NAME
 from devalloc.api.node_rules import FIELD, Restrictions
 from devalloc.api.owner_names import POD, owner_name
 from devalloc.api.problems import Problem, closest_match
+from devalloc.api.views import as_mapping
 from devalloc.cli.resource_claims import CLAIM, TEMPLATE, as_claim, key_of, of_kind
 from devalloc.controller.reconcile.stored_claims import DisjointSets
 from devalloc.store.errors import Invalid, Key
@@ -101,6 +102,9 @@ class _Maker:
                 kind, path = (CLAIM, "resourceClaimName") if entry.claim else (TEMPLATE, "resourceClaimTemplateName")
                 message = f"there is no {kind} {'/'.join(key)} in the manifests, so its claims are not made; add it"
                 problems.append(Problem(message, f"spec.{_FIELD}[{number}].{path}", *about))
+        if not lacks and made.keys() - self.claims.keys():
+            paths = _paths_of_place(content["spec"])
+            problems += [Problem(_NO_PLACE, path, *about, severity="warning") for path in paths]
         return problems, {} if lacks else made
 
     def _read(self, content: Object) -> PodManifest:
@@ -135,6 +139,16 @@ class _Maker:
         annotations = {**_annotations(claim), POD_CLAIM_NAME: entry.name}
         metadata = {**claim["metadata"], "name": own[1], "namespace": namespace, "annotations": annotations}
         return own, {**claim, "metadata": metadata}
+
+
+_NO_PLACE = "does not count here; give only the slices of nodes on which the pod may run"
+
+
+def _paths_of_place(spec: Object) -> list[str]:
+    """Where a pod says on which nodes it may run."""
+    affinity = as_mapping(spec.get("affinity")).get("nodeAffinity")
+    own = [f"spec.{name}" for name in ("nodeName", "nodeSelector") if spec.get(name)]
+    return [*own, "spec.affinity.nodeAffinity"] if affinity else own
 
 
 def _groups(of_pod: Mapping[Name, Sequence[Name]], there: Mapping[Name, Object]) -> dict[Name, str]:

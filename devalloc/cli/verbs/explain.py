@@ -196,6 +196,9 @@ def _answer_about(key: Key, answers: Sequence[dict[str, Any]], question: SolverI
     chosen = min(named, key=lambda one: (one["allocated"], one["reason"] == Reason.GROUP_UNSATISFIABLE), default=None)
     if chosen is not None and len(named) > 1:
         print_note(f"it has {len(named)} claims; this one is {chosen['name']}:")
+        if len(nodes := sorted({one["node"] for one in named if one["node"]})) > 1:
+            why = f"its claims have devices of nodes {', '.join(nodes)}, so it can run on none"
+            print_note(f"warning: {why}; delete the claims of all but one node")
     return chosen
 
 

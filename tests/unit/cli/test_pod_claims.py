@@ -29,6 +29,11 @@ def template(name: str, count: int, **spec: Any) -> Object:
 SLICE = slice_("s", devices("a", "b", "c"))
 
 
+def only(node: str) -> Object:
+    """The node selector of an allocation."""
+    return {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
+
+
 def problems(shown: Result) -> list[str]:
     """What a verb prints beside its answer, without the lines."""
     return re.sub(r", line \d+", "", shown.err).splitlines()
@@ -90,6 +95,19 @@ def test_annotations_of_a_template_that_are_no_map_are_its_fault(devalloc: Shell
     shown = devalloc("solve", "-f", "-", stdin=text(ANY, SLICE, broken, pod("web", "one")))
     assert shown.code == 2
     assert "ResourceClaimTemplate default/one: spec.metadata.annotations: must be a map" in shown.err
+
+
+@pytest.mark.parametrize("metadata", ["a", ["a"], 5])
+def test_metadata_for_the_claims_of_a_template_that_are_no_map_are_its_fault(devalloc: Shell, metadata: Any) -> None:
+    broken = template("one", 1, metadata=metadata)
+    shown = devalloc("solve", "-f", "-", stdin=text(ANY, SLICE, broken, pod("web", "one")))
+    assert shown.code == 2
+    assert "ResourceClaimTemplate default/one: spec.metadata: must be a map" in shown.err
+
+
+def test_a_template_without_metadata_for_its_claims_is_none_with_a_fault(devalloc: Shell) -> None:
+    given = text(ANY, SLICE, template("one", 1, metadata=None), pod("web", "one"))
+    assert devalloc("solve", "-f", "-", stdin=given).code == 0
 
 
 # -- pods that get none ------------------------------------------------------------------------------------------------
@@ -236,6 +254,36 @@ def test_pods_that_share_a_claim_are_on_one_node_with_all_their_claims(devalloc:
     given = text(ANY, few, SLICE, template("one", 1), own, web, db)
     shown = devalloc("solve", "-f", "-", "-o", "json", stdin=given)
     assert [one["node"] for one in json.loads(shown.out)["claims"]] == ["n1"] * 3
+
+
+@pytest.mark.parametrize(
+    ("path", "spec"),
+    [
+        ("spec.nodeName", {"nodeName": "n9"}),
+        ("spec.nodeSelector", {"nodeSelector": {"zone": "b"}}),
+        ("spec.affinity.nodeAffinity", {"affinity": {"nodeAffinity": {"required": []}, "podAntiAffinity": {}}}),
+        ("", {"affinity": {"podAntiAffinity": {"required": []}}, "nodeSelector": {}}),
+        ("", {"affinity": "a"}),
+    ],
+)
+def test_that_it_does_not_count_where_a_pod_may_run_is_said(devalloc: Shell, path: str, spec: Object) -> None:
+    web = pod("web", "one")
+    web["spec"] |= spec
+    shown = devalloc("explain", "pod/web", "-f", "-", stdin=text(ANY, SLICE, template("one", 1), web))
+    assert shown.code == 0
+    assert (f"Pod default/web: {path}: does not count here" in shown.err) is bool(path)
+    assert bool(shown.err) is bool(path)
+
+
+def test_a_pod_whose_claims_are_on_several_nodes_can_run_on_none_which_is_said(devalloc: Shell) -> None:
+    own = [resource_claim(request("r", 1), name=name) for name in ("a", "b")]
+    for one, node in zip(own, ("n0", "n1"), strict=True):
+        device = {"request": "r", "driver": "gpu.example.com", "pool": node, "device": "a"}
+        one["status"] = {"allocation": {"devices": {"results": [device]}, "nodeSelector": only(node)}}
+    web = pod("web")
+    web["spec"]["resourceClaims"] = [{"name": name, "resourceClaimName": name} for name in ("a", "b")]
+    shown = devalloc("explain", "pod/web", "-f", "-", stdin=text(ANY, SLICE, *own, web))
+    assert "warning: its claims have devices of nodes n0, n1, so it can run on none; delete" in shown.err
 
 
 def test_a_pod_that_is_not_in_manifests_is_an_error_with_those_that_are(devalloc: Shell) -> None:
