@@ -106,7 +106,7 @@ def solve() -> None:
 
     Without -f: for all claims of the store or cluster. With -f: for the claims of the manifests, as if you applied them
     to the cluster of --kubeconfig or to the store. The manifests are used alone if they contain pools and no cluster is
-    named, or if there is no store. A pod gets the claims that Kubernetes would make for it from templates.
+    named, or if there is no store. For a pod, the claims count that Kubernetes would create from its templates.
 
     Exit code 3 if a claim gets nothing, 2 if a manifest is invalid; the valid ones are used anyway.
 
