@@ -164,7 +164,7 @@ class SetupRecords:
             with os.fdopen(descriptor, "rb") as file:
                 content = json.loads(file.read(_MAX_BYTES))
             return _ROW.validate_python({**_WRITTEN_ALWAYS, **content, "id": name})
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
 

@@ -444,7 +444,7 @@ def test_an_unreadable_record_stays_with_its_setup(tmp_path: Path, toy: ToyPart)
     record = tmp_path / "run" / "records" / f"{name}.json"
     whole = record.read_text()
     partial = json.dumps({"state": "ready", "boot": json.loads(whole)["boot"]})
-    for text in ("", "[]", json.dumps({"state": "lost"}), partial, whole.replace("taken", "eaten")):
+    for text in ("", "[]", "[" * 30_000, json.dumps({"state": "lost"}), partial, whole.replace("taken", "eaten")):
         record.write_text(text)
         with opened(tmp_path, toy) as pool:
             assert pool.status().total == 0
