@@ -95,8 +95,8 @@ VERBS: dict[str, dict[str, str]] = {
 }
 _OURS = dict.fromkeys(name for section in VERBS.values() for name in section)
 MODULES = {
-    "start": ("demo", "check-host", "examples", "completion", "version", "help"),
-    "hosts": ("up", "node"),
+    "start": ("demo", "examples", "completion", "version", "help"),
+    "hosts": ("up", "node", "check-host"),
     "controllers": ("controller", "permit-proxy"),
     "guest": ("guest-monitor",),
     "manifests": ("validate", "solve", "apply", "delete", "explain", "capacity", "discover", "dra"),

@@ -1,10 +1,15 @@
-"""Verbs that start the node plugin, which runs until it is stopped."""
+"""Verbs of this host: the node plugin, which runs until it is stopped, and what it finds here."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import click
+
 from devalloc.cli.command import runs, verb
-from devalloc.cli.options.common import settings_options
+from devalloc.cli.options.common import option_of, output_option, settings_options
 from devalloc.programs.options import NodeOptions, UpOptions
+from devalloc_machines.qemu.settings import MachineConfig
 
 
 @verb("up")
@@ -28,4 +33,22 @@ def node() -> None:
     --in-cluster it serves the ResourceClaims of pods, or with --publish pools the DeviceClaims and VirtualMachines of
     the cluster. Prepared claims and machines stay as they are when it ends; you can kill it at any moment and start it
     again. SIGHUP makes it check devices and claims at once. Exit code 0 after a clean stop.
+    """
+
+
+@verb("check-host")
+@option_of(MachineConfig, "qemu")
+@click.option(
+    "--sysfs-root", default="/", type=click.Path(path_type=Path), metavar="DIR", help="Where /sys and /dev are."
+)
+@output_option("table", "json", "yaml")
+@runs("devalloc.cli.verbs.check_host")
+def check_host() -> None:
+    """Show what this host has for machines and devices: QEMU, KVM, IOMMU, VFIO, UEFI firmware, TPM, nft, huge pages.
+
+    Each line says what the part is needed for. The command changes nothing. Exit code 1 if no machine can start.
+
+    \b
+    devalloc check-host
+    sudo devalloc check-host -o json
     """

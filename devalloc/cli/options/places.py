@@ -138,8 +138,8 @@ class _Kubeconfig(click.Path):
 
 
 def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--store, --kubeconfig and --in-cluster, passed as ``place: Place``. On a cluster, ``namespace`` defaults to that
-    of the kubeconfig's context."""
+    """--store, --kubeconfig and --in-cluster, passed as ``place: StoreTarget``. On a cluster, ``namespace`` defaults to
+    that of the kubeconfig's context."""
 
     @wraps(function)
     def placed(*of: Any, store: Path | None, kubeconfig: Path | None, in_cluster: bool, **more: Any) -> Any:
@@ -226,10 +226,12 @@ def socket_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def timeout_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--timeout, passed as ``timeout: float`` in seconds."""
+def plugin_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--socket and --store as ``socket_option``; --timeout, passed as ``timeout: float`` in seconds."""
     what = "How long to wait for the answer, at most 10m."
-    return click.option("--timeout", type=parse_duration, default="40s", metavar="DURATION", help=what)(function)
+    return socket_option(
+        click.option("--timeout", type=parse_duration, default="40s", metavar="DURATION", help=what)(function)
+    )
 
 
 def force_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,26 +21,6 @@ def demo() -> None:
     """
 
 
-@verb("check-host")
-@click.option(
-    "--qemu", default="qemu-system-x86_64", metavar="PROGRAM", envvar="DEVALLOC_QEMU", help="The QEMU program."
-)
-@click.option(
-    "--sysfs-root", default="/", type=click.Path(path_type=Path), metavar="DIR", help="Where /sys and /dev are."
-)
-@output_option("table", "json", "yaml")
-@runs("devalloc.cli.verbs.check_host")
-def check_host() -> None:
-    """Show what this host has for machines and devices: QEMU, KVM, IOMMU, VFIO, UEFI firmware, TPM, nft, huge pages.
-
-    Each line says what the part is needed for. The command changes nothing. Exit code 1 if no machine can start.
-
-    \b
-    devalloc check-host
-    sudo devalloc check-host -o json
-    """
-
-
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     return [folder.name for folder in example_folders() if folder.name.startswith(incomplete)]
 

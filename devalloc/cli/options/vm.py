@@ -17,7 +17,7 @@ from devalloc.cli.options.common import (
     passed_as,
     settings_options,
 )
-from devalloc.cli.options.places import force_option, grace_option, socket_option, timeout_option
+from devalloc.cli.options.places import force_option, grace_option, plugin_options, socket_option
 from devalloc.programs.node_options import PluginOptions
 from devalloc.settings import setting
 
@@ -26,8 +26,7 @@ from devalloc.settings import setting
 @click.argument("machine", metavar="MACHINE")
 @click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm_devices")
 def attach() -> None:
     """Plug the devices of claims into a running machine: for each claim all of its devices, or none.
@@ -42,8 +41,7 @@ def attach() -> None:
 @click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
 @force_option
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm_devices")
 def detach() -> None:
     """Unplug the devices of claims from a machine. The claims stay prepared until `devalloc vm unprepare`.
@@ -71,8 +69,7 @@ class DeviceOptions:
 @click.argument("name", metavar="NAME")
 @settings_options(DeviceOptions, "device")
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm_devices")
 def plug() -> None:
     """Plug a disk or a network card into a running machine, until it is unplugged or the machine ends.
@@ -89,8 +86,7 @@ def plug() -> None:
 @click.argument("machine", metavar="MACHINE")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm_devices")
 def unplug() -> None:
     """Unplug what `devalloc vm plug` plugged in. The guest must release it within --timeout.
@@ -105,8 +101,7 @@ def unplug() -> None:
 @click.option("--uid", default="", metavar="UID", help="UID of the claim, if several prepared claims have this name.")
 @force_option
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm_devices")
 def unprepare() -> None:
     """Return the devices of claims to this host in their original state. The claims stay allocated.
@@ -188,8 +183,7 @@ def vm() -> None:
 @namespace_option
 @all_namespaces_option
 @output_option()
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm")
 def list_machines() -> None:
     """List the plugin's machines. VCPUS and MEMORY show what QEMU reports, and what is wanted.
@@ -203,8 +197,7 @@ def list_machines() -> None:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @namespace_option
 @output_option()
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm")
 def get() -> None:
     """Show machines by name. Exit code 1 if one of them does not exist.
@@ -217,8 +210,7 @@ def get() -> None:
 @verb("create")
 @files_option(required=True, help="A file with VirtualMachines, a folder, or - for stdin. Repeatable.")
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm_create")
 def create() -> None:
     """Start the machines of manifests, or adopt those with spec.adopt, with all devices of their claims or not at all.
@@ -248,8 +240,7 @@ class MachineBounds:
 @click.option("--slot-size", metavar="BYTES", help="Add memory in DIMMs of this size [default: with virtio-mem].")
 @click.option("--claim", "claims", multiple=True, metavar="NAME", help="Plug in this claim's devices; repeatable.")
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @passed_as("bounds", MachineBounds)
 @runs("devalloc.cli.verbs.vm")
 def adopt() -> None:
@@ -265,8 +256,7 @@ def adopt() -> None:
 @grace_option
 @force_option
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm")
 def stop() -> None:
     """Ask guests to power down, and wait. Machines keep their claims until `devalloc vm delete`.
@@ -281,8 +271,7 @@ def stop() -> None:
 @grace_option
 @force_option
 @namespace_option
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm")
 def delete() -> None:
     """Stop machines and release their claims' devices. An adopted machine keeps running, without the devices.
@@ -299,8 +288,7 @@ def delete() -> None:
 @click.option("--memory", metavar="BYTES", help="How much memory it has, such as 2Gi.")
 @namespace_option
 @output_option("table", "json", "yaml")
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.vm")
 def scale() -> None:
     """Change a running machine's CPU and memory, within its bounds. Prints what it has afterwards.

@@ -6,7 +6,7 @@ import click
 
 from devalloc.cli.command import VerbGroup, WholeNumber, runs, verb
 from devalloc.cli.options.common import namespace_option, output_option, store_option
-from devalloc.cli.options.places import socket_option, timeout_option
+from devalloc.cli.options.places import plugin_options
 
 MAX_VCPUS = 1 << 16
 """The node plugin's maximum."""
@@ -23,8 +23,7 @@ def warm() -> None:
 
 @verb("list")
 @output_option("table", "json", "yaml")
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.warm")
 def list_setups() -> None:
     """Show how many setups there are, and the owners of those that are taken.
@@ -48,8 +47,7 @@ def list_setups() -> None:
 )
 @click.option("--one-numa-node", is_flag=True, help="Choose all CPUs from one NUMA node.")
 @output_option("table", "json", "yaml")
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.warm")
 def take() -> None:
     """Take a setup. It belongs to OWNER until it is returned.
@@ -61,8 +59,7 @@ def take() -> None:
 
 @verb("return")
 @click.argument("setup", metavar="SETUP")
-@socket_option
-@timeout_option
+@plugin_options
 @runs("devalloc.cli.verbs.warm")
 def give_back() -> None:
     """Wait until no process runs in a setup any more, then return it; the plugin removes it.
