@@ -96,10 +96,10 @@ VERBS: dict[str, dict[str, str]] = {
 _OURS = dict.fromkeys(name for section in VERBS.values() for name in section)
 MODULES = {
     "start": ("demo", "examples", "completion", "version", "help"),
-    "hosts": ("up", "node", "check-host"),
+    "hosts": ("up", "node", "check-host", "discover"),
     "controllers": ("controller", "permit-proxy"),
     "guest": ("guest-monitor",),
-    "manifests": ("validate", "solve", "apply", "delete", "explain", "capacity", "discover", "dra"),
+    "manifests": ("validate", "solve", "apply", "delete", "explain", "capacity", "dra"),
     "objects": ("get", "describe", "top", "usage", "wait"),
     "machines": ("start", "stop", "restart", "pause", "resume", "scale", "migrate"),
     "vm": ("vm", "console", "logs"),

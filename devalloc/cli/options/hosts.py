@@ -8,6 +8,7 @@ import click
 
 from devalloc.cli.command import runs, verb
 from devalloc.cli.options.common import option_of, output_option, settings_options
+from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.programs.options import NodeOptions, UpOptions
 from devalloc_machines.qemu.settings import MachineConfig
 
@@ -51,4 +52,17 @@ def check_host() -> None:
     \b
     devalloc check-host
     sudo devalloc check-host -o json
+    """
+
+
+@verb("discover")
+@settings_options(InventoryOptions, "inventory")
+@output_option()
+@runs("devalloc.cli.verbs.discover")
+def discover() -> None:
+    """List this host's devices as DevicePools, with their functions and profiles.
+
+    \b
+    devalloc discover
+    devalloc discover -o json | jq '.items[].metadata.name'
     """

@@ -24,7 +24,6 @@ from devalloc.cli.options.common import (
 )
 from devalloc.cli.options.places import complete_claims, complete_objects, target_options, with_store_option
 from devalloc.inventory.capacity.config import CapacityConfig, parse_size
-from devalloc.programs.inventory_options import InventoryOptions
 from devalloc.settings import EXISTING_FOLDER, PathTo, group, setting
 
 _ON_A_CLUSTER = dict.fromkeys(("--kubeconfig", "--context"), "this verb is about a store of this host; use kubectl")
@@ -151,19 +150,6 @@ def explain() -> None:
     devalloc explain pair -f examples/unsatisfiable
     devalloc explain vm/web
     devalloc explain claim.spec.claims.limits
-    """
-
-
-@verb("discover")
-@settings_options(InventoryOptions, "inventory")
-@output_option()
-@runs("devalloc.cli.verbs.discover")
-def discover() -> None:
-    """List this host's devices as DevicePools, with their functions and profiles.
-
-    \b
-    devalloc discover
-    devalloc discover -o json | jq '.items[].metadata.name'
     """
 
 
